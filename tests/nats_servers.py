@@ -51,6 +51,11 @@ class Server:
         self.port = self.port or next_port()
 
     @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
     def address(self) -> str:
         return f"nats://{self.host}:{self.port}"
 
@@ -86,8 +91,7 @@ class Server:
         raise AssertionError(self.log)
 
     def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Whatever it is doing."""

@@ -1,8 +1,8 @@
 """What a coordinator costs at sixteen thousand ranks behind agents, one step a second.
 
-    python tests/bench/bench_hosts.py [--hosts 2048] [--quarter] [--seconds 20] [--rounds 2] [--hour] [--json]
+    python tests/bench/bench_hosts.py [--hosts 2048] [--quarter] [--seconds 20] [--rounds 2] [--hour] [--nats] [--json]
 
-The coordinator is the real process with its real detectors, on its default transport. The hosts are simulated by one other process, each with a connection of
+The coordinator is the real process with its real detectors, on its default transport or, with `--nats`, behind a real nats-server. The hosts are simulated by one other process, each with a connection of
 its own: what they send are an agent's own records (`HostReport`, made by `join`, encoded by `wire`), and they answer what the coordinator asks; there are
 no sidecars and no training behind them, so what the generator costs is told apart. A mesh of four axes: every rank tells roots along each.
 Beside them stand connections that say nothing and scrapers. In every round the coordinator is killed once and started again: all hosts come back at once.
@@ -24,18 +24,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from holter import clock
 from holter.records import Attached, Census, Nonfinite, Observation, Phase, StepDone, Table, TensorEntry
 from holter.records.joined import join
 from holter.transport import wire
+from holter.transport.nats import frames
+from holter.transport.nats.frames import Greeting, Said
+from holter.transport.nats.line import NatsPlace, failures, line_to
+from holter.transport.nats.subjects import ALL, Subjects, host_name
+from nats_servers import Server
 
+RUN = "bench"
+Say = Callable[[wire.Upward], Awaitable[None]]
 TOKEN = "bench"
 PER_HOST = 8
 AXES = ("pp", "dp", "cp", "tp")
@@ -116,7 +125,8 @@ class Host:
     def __init__(self, load: Load, number: int) -> None:
         self.load, self.number = load, number
         self.ranks = list(range(number * PER_HOST, (number + 1) * PER_HOST))
-        self.socket: aiohttp.ClientWebSocketResponse | None = None
+        self.say: Say | None = None
+        """While the coordinator listens."""
 
     async def live(self, session: aiohttp.ClientSession, url: str) -> None:
         """Connect, answer, and connect again."""
@@ -128,27 +138,33 @@ class Host:
                     hello = wire.AgentHello(run_id="bench", host=f"node-{self.number}", agent_pid=1)
                     await socket.send_bytes(wire.encode(hello))
                     await self._listen(socket)
-            self.socket = None
+            self.say = None
             await asyncio.sleep(0.1 + (self.number % 97) / 97)
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async for frame in socket:
-            message = wire.decode_downward(frame.data)
-            if isinstance(message, wire.Welcome):
-                await socket.send_bytes(wire.encode(self._introduction()))
-                self.socket = socket
-                self.load.welcomed += 1
-            elif isinstance(message, wire.ToRanks):
-                await self._answer(socket, message)
+        async def say(message: wire.Upward) -> None:
+            await socket.send_bytes(wire.encode(message))
 
-    async def _answer(self, socket: aiohttp.ClientWebSocketResponse, asked: wire.ToRanks) -> None:
+        async for frame in socket:
+            await self.hear(wire.decode_downward(frame.data), say)
+
+    async def hear(self, message: object, say: Say) -> None:
+        """What the coordinator says."""
+        if isinstance(message, wire.Welcome):
+            await say(self._introduction())
+            self.say = say
+            self.load.welcomed += 1
+        elif isinstance(message, wire.ToRanks):
+            await self._answer(say, message)
+
+    async def _answer(self, say: Say, asked: wire.ToRanks) -> None:
         message = asked.message
         if isinstance(message, wire.Notice):
             self.load.notices.append((time.perf_counter(), message.text))
         if isinstance(message, wire.Fetch):
             (rank,) = asked.ranks
             table = wire.Fetched(request=message.request, observation=self._table(rank, message))
-            await socket.send_bytes(wire.encode(wire.HostReport(fetched=[table])))
+            await say(wire.HostReport(fetched=[table]))
 
     def _table(self, rank: int, asked: wire.Fetch) -> Observation:
         root = self._done(rank, asked.step).roots.get(asked.tensor_class, 0)
@@ -226,7 +242,7 @@ class Host:
 
     async def report(self, step: int) -> None:
         """One step of the host's ranks, as its agent says it."""
-        if self.socket is None:
+        if self.say is None:
             return
         now_ns, plain, alike = clock.wall_ns(), [], []
         for rank in self.ranks:
@@ -243,8 +259,36 @@ class Host:
             if fault == "nan" or (fault == "parted" and step % self.load.compare_every == 0):
                 self.load.began_s.setdefault(fault, time.perf_counter())
         with contextlib.suppress(ConnectionError, RuntimeError):
-            await self.socket.send_bytes(wire.encode(wire.HostReport(heartbeats=heartbeats, observations=plain)))
+            await self.say(wire.HostReport(heartbeats=heartbeats, observations=plain))
             self.load.sent += 1
+
+
+class NatsHost(Host):
+    """The same over NATS; what it says goes into the stream without waiting for the server's word."""
+
+    async def live_there(self, address: str) -> None:
+        """Connect, greet until there is a coordinator, and each new one."""
+        names, name, who, newest = Subjects(RUN), host_name(f"node-{self.number}"), os.urandom(8), 0
+        hello = wire.AgentHello(run_id=RUN, host=f"node-{self.number}", agent_pid=1)
+        async with line_to(NatsPlace(address), name) as line:
+
+            async def say(message: wire.Upward | Greeting) -> None:
+                is_greeting = isinstance(message, Greeting)
+                subject = names.hello(name) if is_greeting else names.said(name)
+                with contextlib.suppress(*failures()):
+                    await line.client.publish(subject, frames.encode(Said(who, message)))
+
+            async def on_told(message: Any) -> None:
+                nonlocal newest
+                told = frames.decode_told(message.data)
+                if told.token > newest:
+                    newest, self.say = told.token, None
+                    await say(Greeting(token=TOKEN, hello=hello))
+                await self.hear(told.message, say)
+
+            for told in (name, ALL):
+                await line.client.subscribe(names.told(told), cb=on_told)
+            await line.lost()
 
 
 async def step_on(load: Load, hosts: list[Host], seconds: float) -> None:
@@ -275,8 +319,8 @@ def resident_mb(pid: int) -> float:
 class Service:
     """The coordinator's process."""
 
-    def __init__(self, folder: Path, world: int) -> None:
-        self.folder, self.world = folder, world
+    def __init__(self, folder: Path, world: int, nats: str = "") -> None:
+        self.folder, self.world, self.nats = folder, world, nats
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -290,6 +334,7 @@ class Service:
         token = self.folder / "token"
         token.write_text(TOKEN)
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
+        environ |= {"HOLTER_NATS": self.nats} if self.nats else {}
         access = self.folder / "run" / "coordinator.json"
         access.unlink(missing_ok=True)
         command = [
@@ -352,13 +397,28 @@ async def until(what: str, condition: Any, deadline_s: float) -> float:
     return time.perf_counter() - began_s
 
 
+@contextlib.contextmanager
+def nats_server(arguments: argparse.Namespace, folder: Path) -> Iterator[Server | None]:
+    """If it is wanted."""
+    if not arguments.nats:
+        yield None
+        return
+    server = Server(folder, "n0")
+    server.start()
+    server.wait()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
 async def one_round(arguments: argparse.Namespace, hosts_number: int) -> dict[str, Any]:
     """Connect, measure, break, come back."""
     load = Load(hosts_number, arguments.step_s, arguments.compare_every)
-    hosts = [Host(load, number) for number in range(load.hosts)]
+    hosts = [(NatsHost if arguments.nats else Host)(load, number) for number in range(load.hosts)]
     found: dict[str, Any] = {"hosts": load.hosts, "ranks": load.world}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        service = Service(Path(name), load.world)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name, nats_server(arguments, Path(name)) as server:
+        service = Service(Path(name), load.world, server.address if server is not None else "")
         await service.start()
         url = f"http://127.0.0.1:{service.port}/ingest"
         connector = aiohttp.TCPConnector(limit=0)
@@ -367,7 +427,12 @@ async def one_round(arguments: argparse.Namespace, hosts_number: int) -> dict[st
         tasks: list[asyncio.Task[None]] = []
         try:
             async with aiohttp.ClientSession(connector=connector) as session:
-                tasks = [asyncio.create_task(host.live(session, url)) for host in hosts]
+                tasks = [
+                    asyncio.create_task(
+                        host.live_there(service.nats) if isinstance(host, NatsHost) else host.live(session, url)
+                    )
+                    for host in hosts
+                ]
                 found["connect_s"] = await until("all hosts are welcome", lambda: load.welcomed >= load.hosts, 180)
                 tasks += [
                     asyncio.create_task(scrape(service.port, arguments.scrape_s, scraped))
@@ -376,12 +441,14 @@ async def one_round(arguments: argparse.Namespace, hosts_number: int) -> dict[st
                 await stand_idle(service.port, arguments.idle, writers)
                 await step_on(load, hosts, 3 * load.step_s)
                 before, own, sent, at_s = used_s(service.pid), time.process_time(), load.sent, time.perf_counter()
+                served_s = used_s(server.pid) if server is not None else 0.0
                 await step_on(load, hosts, arguments.seconds)
                 elapsed_s, messages = time.perf_counter() - at_s, load.sent - sent
                 found |= {
                     "messages_per_s": messages / elapsed_s,
                     "coordinator_cores": (used_s(service.pid) - before) / elapsed_s,
                     "coordinator_us_per_message": (used_s(service.pid) - before) / messages * 1e6,
+                    "server_cores": (used_s(server.pid) - served_s) / elapsed_s if server is not None else None,
                     "generator_cores": (time.process_time() - own) / elapsed_s,
                     "resident_mb": resident_mb(service.pid),
                     "scrapes": len(scraped),
@@ -467,7 +534,8 @@ def lines(result: dict[str, Any], times: int) -> Iterator[str]:
     for one in rounds:
         yield (
             f"coordinator {one['coordinator_cores']:.3f} cores, {one['coordinator_us_per_message']:.0f} us a message at {one['messages_per_s']:.0f} a second"
-            f" (the generator {one['generator_cores']:.2f} cores); {one['resident_mb']:.0f} MB; beside {one['idle_connections']} idle connections"
+            + ("" if one["server_cores"] is None else f", nats-server {one['server_cores']:.3f} cores")
+            + f" (the generator {one['generator_cores']:.2f} cores); {one['resident_mb']:.0f} MB; beside {one['idle_connections']} idle connections"
             f" and {one['scrapes']} scrapes, the slowest {one['slowest_scrape_s'] or 0:.2f} s"
         )
         named = ", ".join(
@@ -497,6 +565,7 @@ def main() -> int:
     parser.add_argument("--scrape-s", type=float, default=15.0)
     parser.add_argument("--idle", type=int, default=2000)
     parser.add_argument("--hour", action="store_true")
+    parser.add_argument("--nats", action="store_true", help="behind a real nats-server (the hour is not)")
     parser.add_argument("--folder", default=None, help="where run directories are made")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

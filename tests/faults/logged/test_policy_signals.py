@@ -161,6 +161,13 @@ def test_a_loss_that_was_trained_down_and_rises_is_still_a_divergence() -> None:
     assert causes(list(LossTrend().judge(window_of(series, 150)))) == ["loss_divergence"]
 
 
+def test_a_reference_that_is_far_before_the_first_update_is_a_remark() -> None:
+    window = window_of({"log.train/kl": lambda step: 2.4 + 0.001 * step})
+    (finding,) = KlTerm().judge(window)
+    assert ("info", 0) == (finding.severity, finding.first_step)
+    assert ["wrong_reference"] == causes([finding])
+
+
 def test_a_kl_of_nothing_but_rounding_is_no_kl() -> None:
     """A reference that is renewed after each step; and a policy that has only just set out from it."""
     noise = random.Random(3)  # noqa: S311 - noise, no secret

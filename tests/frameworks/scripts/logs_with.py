@@ -42,7 +42,7 @@ def to_trackio(how: str) -> Callable[[dict[str, float]], Any]:
     import trackio  # noqa: PLC0415
 
     run = trackio.init(project="p")
-    return trackio.log if how == "module" else run.log
+    return lambda values: trackio.log(values) if how == "module" else run.log(values)
 
 
 library, how = sys.argv[1:]

@@ -187,7 +187,7 @@ KL_INACTIVE = CauseEntry(
         Row("inactive_terms", 0.92, "observation", seen=("is_without_gradient", "is_kl"), absent=("has_gradient",)),
         Row("kl_term", 0.85, "documented", seen=("is_zero", "has_term"), absent=("is_active",)),
         Row("kl_term", 0.60, "inference", seen=("is_zero",), missing=_NO_TERM),
-        Row("kl_term", 0.30, "inference", missing=_NO_TERM),
+        Row("kl_term", 0.30, "inference", unless=("is_far_at_first",), missing=_NO_TERM),
     ),
     fix=Fix(
         do=(
@@ -200,6 +200,33 @@ KL_INACTIVE = CauseEntry(
         expect="KL is zero at the first step and above zero from the second on.",
         verify="`kl > 0` and `kl.requires_grad` after ten steps.",
         otherwise="If the KL's weight is zero on purpose, do not log it, or log the true KL without its weight.",
+    ),
+)  # fmt: skip
+
+WRONG_REFERENCE = CauseEntry(
+    cause="wrong_reference",
+    happened="The KL is measured against another model than the one this run began with.",
+    mechanism=(
+        "A policy and its reference are equal before the first update, so that their KL is zero. It was not: the reference was loaded from "
+        "another checkpoint, was initialised anew, is a base model where the policy was fine-tuned, reads another template or adapter, or "
+        "its log-probabilities are of other tokens."
+    ),
+    would_refute="The KL is near zero at the first log.",
+    refuting_fact="is_active",
+    is_refuted_by=True,
+    rows=(
+        Row("kl_term", 0.70, "inference", seen=("is_far_at_first",), missing="whether this policy was trained before and is held to an older model on purpose"),
+    ),
+    fix=Fix(
+        do=(
+            "Compare both models' fingerprints before the first step, and the log-probabilities of one batch: they are equal. Make the reference as a copy of the "
+            "policy, or load both from the same checkpoint, with the same tokenizer, template and dtype."
+        ),
+        changes="Where the policy is pulled to.",
+        does_not_fix="The updates since the first step: start again from the policy's own checkpoint.",
+        expect="The KL is zero at the first log, but for rounding and dropout.",
+        verify="The first logged KL of the next run is under a hundredth.",
+        otherwise="If the policy was trained before and the reference is the model that it came from, nothing is wrong.",
     ),
 )  # fmt: skip
 
@@ -408,7 +435,7 @@ FAMILY = Family(
         DetectorEntry(RewardTrend(), Stage.LOGGED, "logged", tried_on="made-up windows"),
     ),
     causes=(
-        ZERO_ADVANTAGES, CODEBOOK_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, KL_INACTIVE, KL_SIGN_FLIPPED, REWARD_COLLAPSE,
+        ZERO_ADVANTAGES, CODEBOOK_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, KL_INACTIVE, WRONG_REFERENCE, KL_SIGN_FLIPPED, REWARD_COLLAPSE,
         TRAIN_INFERENCE_MISMATCH, STALE_ROLLOUT_WEIGHTS, NO_LEARNING_SIGNAL, AUXILIARY_LOSS_INACTIVE, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
     ),
     brings_about=(
