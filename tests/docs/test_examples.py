@@ -10,13 +10,15 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 ZERO = {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
-NEEDS = {"train_lightning.py": ("lightning",), "train_grpo.py": ("trl", "peft")}
+NEEDS = {"train_lightning.py": ("lightning",), "train_grpo.py": ("trl", "peft"), "train_ray.py": ("ray",)}
 JOBS = [
     pytest.param("train_loop.py", {}),
     pytest.param("train_accelerate.py", {}, marks=pytest.mark.release),
     pytest.param("train_trainer.py", {}, marks=pytest.mark.release),
     pytest.param("train_deepspeed.py", ZERO, marks=pytest.mark.release),
     pytest.param("train_fsdp.py", {}, marks=pytest.mark.release),
+    pytest.param("train_titan.py", {}, marks=pytest.mark.release),
+    pytest.param("train_ray.py", {"HOLTER": "1"}, marks=pytest.mark.release),
     pytest.param("train_lightning.py", {}, marks=pytest.mark.release),
     pytest.param("train_grpo.py", {"HF_HUB_OFFLINE": "1"}, marks=pytest.mark.release),
 ]
@@ -40,10 +42,11 @@ def test_an_example_trains_under_holter(script: str, env: dict[str, str], jobs: 
         pytest.skip(f"not installed: {', '.join(missing)}; `make test-all` installs them")
     told = command(script)
     assert told.endswith(f"deploy/examples/{script}")
+    by_itself = "python" if told.startswith("HOLTER=1 python ") else "accelerate"
     ended = jobs.run(
         EXAMPLES / script,
         *("--steps", 20),
-        by="torchrun" if "torchrun" in told else "accelerate",
+        by="torchrun" if "torchrun" in told else by_itself,
         attached="-m holter" in told,
         env=env,
     )

@@ -22,6 +22,7 @@ from holter.records.halting import (
 )
 from holter.records.joined import StepsDone
 from holter.records.observation import (
+    LEFT,
     Body,
     Call,
     CallBlock,
@@ -109,7 +110,7 @@ from holter.records.verdicts import (
 )
 
 __all__ = [
-    "EXIT_CODE", "NUMBERS", "Action", "Attached", "Basis", "Body", "Call", "CallBlock", "Cause", "Census",
+    "EXIT_CODE", "LEFT", "NUMBERS", "Action", "Attached", "Basis", "Body", "Call", "CallBlock", "Cause", "Census",
     "Collective", "Component", "Consumed", "Device", "DeviceEvent", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
     "ExamRequest", "Exited", "Farewell", "Feed", "Finding", "FirstStep", "Fix", "Flight", "Frame", "GradientScales",
     "Group", "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hoard", "Hypothesis", "Inspection", "Judged", "Labels", "LastCalls", "Link",

@@ -56,13 +56,17 @@ class Phase(enum.IntEnum):
     """Between two hooks: the script's own code."""
 
 
+LEFT = "destroy_process_group()"
+"""Of a rank that has left its process group in order, and still runs."""
+
+
 class Farewell(msgspec.Struct, frozen=True, tag="farewell", kw_only=True):
     """What a rank says when its interpreter ends and knows why."""
 
     kind: Literal["end", "exception", "interrupt", "exit"]
     """`exit`: by `os._exit`, past everything that Python does at an end."""
     text: str
-    """Exception type and message; `os._exit(3)`; `sys.exit(3)`; empty for an ordinary end."""
+    """Exception type and message; `os._exit(3)`; `sys.exit(3)`; empty for an ordinary end; LEFT, before any of them."""
     where: str
     """File, line and function of the innermost frame, whoever's code it is."""
     own: list[str] = []

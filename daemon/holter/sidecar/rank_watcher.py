@@ -24,6 +24,7 @@ from holter import clock
 from holter.flight import FlightError, from_json
 from holter.page import PageHeartbeat, PageIdentity
 from holter.records import (
+    LEFT,
     Body,
     Census,
     Device,
@@ -124,7 +125,7 @@ class RankWatcher:
                     self._spawn(self._copies.now(), "copy after the first step", self._tasks)
             case Census() as census:
                 self._deadlines.learn_census(census)
-            case Farewell():
+            case Farewell(text=text) if text != LEFT:
                 self._deadlines.learn_farewell()
             case OnDevice() as on:
                 self._devices.learn(on.uuid)

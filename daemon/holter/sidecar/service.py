@@ -23,7 +23,19 @@ from holter import clock
 from holter.exporters.prometheus import expose, families
 from holter.files import UNREADABLE
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
-from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
+from holter.records import (
+    LEFT,
+    Body,
+    Census,
+    Exited,
+    Farewell,
+    LastCalls,
+    Observation,
+    PackedTable,
+    Phase,
+    StepDone,
+    Table,
+)
 from holter.sidecar.coordinator_link import CoordinatorLink, LinkSettings
 from holter.sidecar.devices import Devices
 from holter.sidecar.job_log import ErrorFile, LastLine
@@ -92,6 +104,8 @@ class Sidecar:
         self._decoder = msgspec.msgpack.Decoder(Observation)
         self._num_undecodable = 0
         self._farewell: Farewell | None = None
+        self._farewell_step: int | None = None
+        """Completed steps when it left its process group, if it has said no more since."""
         self._has_ended = False
         self._named_dir = ""
         """The run directory, as the coordinator calls it."""
@@ -190,8 +204,11 @@ class Sidecar:
             return
         if isinstance(body, Census):
             self._history.learn_census(body)
+        elif isinstance(body, StepDone) and self._farewell_step is not None and observation.step >= self._farewell_step:
+            # It had left its process group, and trains in another one.
+            self._farewell = self._farewell_step = None
         elif isinstance(body, Farewell):
-            self._farewell = body
+            self._farewell, self._farewell_step = body, observation.step if body.text == LEFT else None
             if body.kind == "exception" or body.text.startswith("sys.exit("):
                 place = f"at step {observation.step}, {body.own[0] if body.own else body.where}"
                 self._error_file.add(f"{body.text}\n{place}")

@@ -11,7 +11,7 @@ from holter.diagnosis import rank_causes
 from holter.faults import RankExit
 from holter.faults.hangs.dead_rank import DeadRank
 from holter.faults.window import Examined, StepView
-from holter.records import Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
+from holter.records import LEFT, Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
 from made_up import made_window
 
 SECOND = 1_000_000_000
@@ -53,6 +53,13 @@ def judge(*exits: RankExit, now_s: float = 100.0, ranks: int = 2, **fields: Any)
         now_ns=int(now_s * SECOND), world_size=ranks, attached=frozenset(range(ranks)), exits=in_time, **fields
     )
     return list(DeadRank().judge(window))
+
+
+def test_a_rank_that_a_launcher_ended_after_it_had_left_its_group_is_no_death_unless_it_was_killed() -> None:
+    left = Farewell(kind="end", text=LEFT, where="")
+    assert [] == judge(ended(0, 10.0, code=1, said=left), ended(1, 10.4, code=1, said=left))
+    (finding,) = judge(ended(1, 10.0, by=signal.SIGKILL, said=left), ended(0, 10.4, code=1, said=left))
+    assert (1,) == finding.ranks
 
 
 def test_a_killed_rank_leads_and_the_peer_that_lost_its_connection_is_a_victim() -> None:

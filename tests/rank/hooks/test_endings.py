@@ -5,8 +5,9 @@ import sys
 import textwrap
 
 import pytest
+import torch.distributed as dist
 
-from holter.records import Farewell
+from holter.records import LEFT, Farewell
 
 
 class Halts:
@@ -89,3 +90,15 @@ def test_what_the_interpreter_ends_with_is_a_farewell(options, expected):
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
     assert "RuntimeError: boom" in ended.stderr
     assert expected == ended.stdout.splitlines()
+
+
+def test_who_leaves_the_process_group_says_so_and_may_say_more(wear, tmp_path):
+    worn = wear()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    part = dist.new_group([0])
+    dist.destroy_process_group(part)
+    assert not worn.said(Farewell)
+    dist.destroy_process_group()
+    assert [LEFT] == [said.body.text for said in worn.said(Farewell)]
+    worn.monitor._ending.leave(Farewell(kind="exit", text="os._exit(3)", where=""))
+    assert "os._exit(3)" in [said.body.text for said in worn.said(Farewell)]

@@ -16,7 +16,7 @@ from holter.faults.hangs import stacks
 from holter.faults.shared import collectives, device_notes
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Examined, RankExit, Window
-from holter.records import EXIT_CODE, Evidence, Exam, Flight
+from holter.records import EXIT_CODE, LEFT, Evidence, Exam, Flight
 
 EndingKind = Literal[
     "ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"
@@ -83,7 +83,7 @@ MIN_AGE_S = 0.05
 def kind_of(end: RankExit) -> EndingKind:
     """How the process ended."""
     said, code, number = end.exited.farewell, end.exited.exit_code, signal_of(end)
-    if code == 0 or is_meant(end):
+    if code == 0 or is_meant(end) or has_left(end):
         return "ordinary"
     is_terminated = number == signal.SIGTERM or code == 128 + signal.SIGTERM
     # SIGTERM may have come while an exception was ending it.
@@ -129,6 +129,12 @@ def is_meant(end: RankExit) -> bool:
         or end.exited.exit_code in MEANT_CODES
         or bool(said and said.kind == "interrupt")
     )
+
+
+def has_left(end: RankExit) -> bool:
+    """It had left its process group in order, and something outside of Python then ended it with a code: how some launchers end their workers."""
+    said = end.exited.farewell
+    return bool(said and said.text == LEFT) and signal_of(end) is None
 
 
 def has_finished(end: RankExit) -> bool:

@@ -13,8 +13,8 @@ False positives
     At the first steps policy and reference are equal and the KL is zero: it must stay zero for many logs while gradients are not. A script
     that has no KL term and logs a zero in its place looks the same: it is a remark (severity info) unless a KL term of the loss is
     logged too. A penalty inside the reward is negative by its nature: only terms of the loss count. Where weights were seen swapped
-    within one autocast region, the zero has a better explanation, and nothing is said here. A policy that was trained before, held to the model that it
-    came from, is far from it at the first log on purpose: that is a remark.
+    within one autocast region, the zero has a better explanation, and nothing is said here. A policy that was trained before, and is held
+    to the model that it came from, is far from it at the first log on purpose: that is a remark.
 
 What to do
     Compute the KL once by hand from both models' logits (`holter explain kl_inactive`, `kl_sign_flipped`, `wrong_reference`).

@@ -11,6 +11,9 @@ being handled, it and `os._exit` end the rank over that exception: `multiprocess
 `os._exit` leaves past excepthook, atexit and every destructor. The page outlives the process, so what is written there is kept; then the
 original is called with the same code. A forked child that ends so, as every worker of `multiprocessing` does, is not the rank and
 tells nothing.
+
+Some launchers (Ray Train) end their workers from native code, once the script's function is done: exit code 1, and Python is not asked. A rank that has
+left its process group says so, for the case that this is its last word.
 """
 
 import atexit
@@ -23,11 +26,12 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 import msgspec
+import torch.distributed as dist
 
 from holter.rank.context import Context
 from holter.rank.flight_server import call_lines, dump
 from holter.rank.own_code import frames_of, own_frames, place_of, text_of
-from holter.records import Farewell, LastCalls
+from holter.records import LEFT, Farewell, LastCalls
 
 MAX_CALLS = 64
 MAX_TEXT = 2000
@@ -83,6 +87,11 @@ class EndingProbe:
         """`sys.exit` was called; whoever catches it may go on."""
         self._exit = called
 
+    def leave_group(self) -> None:
+        """The process group was destroyed; the script goes on, and may say more."""
+        if not self._is_said:
+            self._context.writer.say(self._context.log.step, Farewell(kind="end", text=LEFT, where=""))
+
     def leave(self, farewell: Farewell) -> None:
         """`os._exit` is called now."""
         self._say(farewell)
@@ -95,7 +104,7 @@ class EndingProbe:
 
 
 class ExitProbe:
-    """Stands before `os._exit` and `sys.exit`."""
+    """Stands before `os._exit` and `sys.exit`, and behind `destroy_process_group`."""
 
     def __init__(self, context: Context, ending: EndingProbe) -> None:
         self._context = context
@@ -106,6 +115,8 @@ class ExitProbe:
         """From now on they say where they were called."""
         self._context.patches.replace("_exit", self._around_os_exit, os)
         self._context.patches.replace("exit", self._around_sys_exit, sys)
+        modules = (dist, dist.distributed_c10d)
+        self._context.patches.replace("destroy_process_group", self._around_leaving, *modules)
 
     def _around_os_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         guard = self._context.guard
@@ -130,6 +141,18 @@ class ExitProbe:
             return original(*args)
 
         return exit_
+
+    def _around_leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = self._context.guard.wrap(self._ending.leave_group, "any")
+
+        @functools.wraps(original)
+        def destroy_process_group(group: Any = None) -> Any:
+            found = original(group)
+            if not dist.is_initialized():
+                tell()
+            return found
+
+        return destroy_process_group
 
     def _leave(self, frame: FrameType | None, status: object) -> None:
         self._ending.leave(_handled(status) or _called("exit", f"os._exit({status})", frame))
