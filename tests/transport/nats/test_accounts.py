@@ -4,18 +4,21 @@ import asyncio
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.conftest import ROOT
-from tests.coordinator.conftest import eventually
+from tests.coordinator.conftest import TOKEN, eventually
 from tests.transport.nats.conftest import Place
 
+from holter.agent.service import HostAgent, HostAgentSettings
 from holter.records import Nonfinite
+from holter.transport.limits import UplinkSettings
 from holter.transport.nats.line import NatsPlace, OpenLine, line_to
-from holter.transport.nats.subjects import Subjects
+from holter.transport.nats.subjects import Subjects, host_name
 from nats_servers import Server, program
 
 RUN = "run-1"
@@ -145,3 +148,31 @@ async def test_a_stranger_is_not_let_in(guarded: tuple[Server, str]) -> None:
     with pytest.raises(Exception, match=r"(?i)authorization"):
         async with line_to(NatsPlace(server.address), "rank-0"):
             pass
+
+
+@pytest.mark.slow
+async def test_an_agent_reports_for_its_ranks_with_the_hosts_own_credential(
+    guarded: tuple[Server, str], place_at: Callable[..., Place], tmp_path: Path
+) -> None:
+    server, seeds = guarded
+    place = place_at(server.address, run_id=RUN, env={"HOLTER_NATS_CREDENTIALS": seeds})
+    place.coordinator()
+    path, uplink = tmp_path / "agents" / "one.sock", UplinkSettings(credentials=seeds)
+    agent = HostAgent(HostAgentSettings(path, server.address, TOKEN, RUN, uplink=uplink))
+    agent.speech._hello = msgspec.structs.replace(agent.speech._hello, host="node-a")
+    agent._carrier._name = host_name("node-a")  # type: ignore[attr-defined]
+    serving = asyncio.create_task(agent.run())
+    try:
+        await eventually(path.is_socket, 30.0)
+        ranks = [place.rank(rank, agent=str(path)) for rank in range(2)]
+        for rank in ranks:
+            rank.attach()
+            rank.step(0)
+        ranks[1].step(1, nonfinite=NAN)
+        ranks[0].step(1)
+        (found,) = await eventually(place.incidents, 60.0)
+        assert [1] == found["causes"][0]["ranks"]
+        assert all(rank.uplink.is_by_agent for rank in ranks)
+    finally:
+        agent.stop()
+        await asyncio.wait({serving}, timeout=10.0)
