@@ -28,12 +28,13 @@ def holter(*arguments: str, cwd: Path | None = None) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def start(run_dir: Path, listener: socket.socket) -> subprocess.Popen[str]:
+def start(run_dir: Path, listener: socket.socket, *words: str, ranks: int = 1) -> subprocess.Popen[str]:
     """As rank 0's sidecar does: the socket inherited, the token on standard input."""
     process = subprocess.Popen(
         [
-            *(*HOLTER, "coordinator", "--run-dir", str(run_dir), "--run-id", RUN_ID, "--world-size", "1"),
+            *(*HOLTER, "coordinator", "--run-dir", str(run_dir), "--run-id", RUN_ID, "--world-size", str(ranks)),
             *("--fd", str(listener.fileno()), "--token-file", "-"),
+            *words,
         ],
         stdin=subprocess.PIPE,
         text=True,

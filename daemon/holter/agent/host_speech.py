@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from holter import clock
 from holter.records import Observation, StepDone
 from holter.records.joined import Told, join, kind
 from holter.transport import wire
@@ -74,10 +75,13 @@ class HostSpeech:
         self._hello = hello
         self.on_news: Callable[[bool], None] = nobody_listens
         self.max_bytes = wire.MAX_FRAME_BYTES
+        self.keep_s = 0.0
         self.members: dict[int, HostMember] = {}
         self._fetched: deque[wire.Fetched] = deque()
         self._ticks = 0
         self._turn = 0
+        self._recent: deque[tuple[float, SaidOfHost]] = deque()
+        """Said, and perhaps not yet written down."""
         self._connections = 0
 
     @property
@@ -142,7 +146,10 @@ class HostSpeech:
         return max(0, member.received - len(member.outbox))
 
     def begin(self) -> None:
-        """The coordinator is to hear again who is there, and who they are."""
+        """The coordinator is to hear again who is there, and who they are; and what a former one may have taken with it."""
+        for _, said in reversed(self._recent):
+            self._put_back_records(said)
+        self._recent.clear()
         for member in self.members.values():
             member.outbox.begin()
             member.is_told, member.is_beat_told = False, member.heartbeat is None
@@ -159,6 +166,7 @@ class HostSpeech:
             frame = wire.encode(said.report)
             if len(frame) <= self.max_bytes:
                 said.gone.update((rank, self.members.pop(rank)) for rank, _ in said.report.left)
+                self._keep(said)
                 return said, frame
             taken = sum(map(len, said.batches.values()))
             if taken == 1:
@@ -171,18 +179,30 @@ class HostSpeech:
     def put_back(self, said: object) -> None:
         """This could not be said."""
         assert isinstance(said, SaidOfHost)
+        if self._recent and self._recent[-1][1] is said:
+            self._recent.pop()
         self._fetched.extendleft(reversed(said.report.fetched))
         # Who has come anew meanwhile is somebody else.
         self.members.update((rank, member) for rank, member in said.gone.items() if rank not in self.members)
-        for rank, batch in said.batches.items():
-            if rank in self.members:
-                self.members[rank].outbox.put_back(batch)
+        self._put_back_records(said)
         for hello in said.report.joined:
             if hello.rank in self.members:
                 self.members[hello.rank].is_told = False
         for rank in said.report.goodbyes:
             if rank in self.members:
                 self.members[rank].is_goodbye_told = False
+
+    def _put_back_records(self, said: SaidOfHost) -> None:
+        for rank, batch in said.batches.items():
+            if rank in self.members:
+                self.members[rank].outbox.put_back(batch)
+
+    def _keep(self, said: SaidOfHost) -> None:
+        now_s = clock.monotonic_s()
+        if self.keep_s:
+            self._recent.append((now_s, said))
+        while self._recent and self._recent[0][0] < now_s - self.keep_s:
+            self._recent.popleft()
 
     def note_passed(self, number: int) -> None:
         """No agent speaks through an agent."""

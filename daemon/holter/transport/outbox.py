@@ -5,8 +5,7 @@
     last       Exam of a dying     said after the stream, in this order, at every connection from then on
                rank, Exited
 
-Nothing acknowledges a frame, so what lay in a broken connection's buffers may be lost; a receiver must accept the same
-record twice.
+Nothing acknowledges a frame, so what was said shortly before a connection broke is said again (`speech`); a receiver must accept the same record twice.
 """
 
 from collections import deque

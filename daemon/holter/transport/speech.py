@@ -18,6 +18,9 @@ from holter.records import Observation
 from holter.transport import wire
 from holter.transport.outbox import Outbox
 
+RECENT_S = 3.0
+"""What was said so shortly before a connection was lost may not have been written down: a coordinator writes once a second."""
+
 
 class Speech(Protocol):
     """What is still to be said."""
@@ -27,6 +30,9 @@ class Speech(Protocol):
 
     max_bytes: int
     """The largest frame that the way there takes; set by whoever carries it now."""
+
+    keep_s: float
+    """What was said so recently is said again on the next connection, whose other end bears it; set likewise."""
 
     @property
     def hello(self) -> wire.Opening:
@@ -60,12 +66,13 @@ class RankSpeech:
         self.outbox = Outbox(limit)
         self.on_news: Callable[[bool], None] = nobody_listens
         self.max_bytes = wire.MAX_FRAME_BYTES
+        self.keep_s = 0.0
         self.dropped_before = 0
         """Records already lost between rank and sidecar."""
         self.is_kept = False
         """An agent is told: what it has not passed on may be lost with it, and is said again."""
-        self._kept: deque[Observation] = deque(maxlen=limit)
-        """Said to the agent and not yet known to have left the host."""
+        self._kept: deque[tuple[float, Observation]] = deque(maxlen=limit)
+        """Said, and not yet known to be safe, with when that was."""
         self._num_passed = 0
         self._heartbeat: wire.Heartbeat | None = None
         self._last_heartbeat: wire.Heartbeat | None = None
@@ -83,7 +90,7 @@ class RankSpeech:
 
     def begin(self) -> None:
         """Identity first, and where the rank is; what an agent may have lost comes before what was not said at all."""
-        self.outbox.put_back(list(self._kept))
+        self.outbox.put_back([observation for _, observation in self._kept])
         self._kept.clear()
         self._num_passed = 0
         self.outbox.begin()
@@ -101,14 +108,20 @@ class RankSpeech:
             dropped = self.outbox.dropped + self.dropped_before
             frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
             if len(frame) <= self.max_bytes or not batch:
-                if self.is_kept:
-                    self._kept.extend(batch)
+                self._keep(batch)
                 return batch, frame
             if len(batch) == 1:
                 self.outbox.dropped += 1
                 continue
             self.outbox.put_back(batch)
             limit = len(batch) // 2
+
+    def _keep(self, batch: list[Observation]) -> None:
+        now_s = clock.monotonic_s()
+        if self.is_kept or self.keep_s:
+            self._kept.extend((now_s, observation) for observation in batch)
+        while self._kept and not self.is_kept and self._kept[0][0] < now_s - self.keep_s:
+            self._kept.popleft()
 
     def put_back(self, said: object) -> None:
         """Records come first again; a heartbeat is said anew with the next connection."""

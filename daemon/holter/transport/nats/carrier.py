@@ -95,6 +95,8 @@ class NatsCarrier:
     def start(self) -> None:
         """Begin to connect, in the background."""
         self._speech.on_news = self._news
+        # The server keeps it.
+        self._speech.keep_s = 0.0
         self._urgent.set()
         self._task = asyncio.create_task(self._run(), name="carrier")
 

@@ -19,7 +19,7 @@ from holter.transport import wire
 from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import OnMessage
 from holter.transport.limits import Backoff, UplinkSettings
-from holter.transport.speech import Speech
+from holter.transport.speech import RECENT_S, Speech
 from holter.transport.tls import SCHEME
 
 UNIX = "unix:"
@@ -75,6 +75,7 @@ class WebSocketCarrier:
     def start(self) -> None:
         """Begin to connect, in the background."""
         self._speech.on_news = self._news
+        self._speech.keep_s = RECENT_S
         self._speech.max_bytes = wire.MAX_FRAME_BYTES
         # What was said before is not kept waiting.
         self._urgent.set()
