@@ -321,6 +321,15 @@ def test_a_nan_of_a_pipeline_is_the_last_stage_s_that_received_none() -> None:
     assert (1, [2, 3]) == (proof.values["stage"], proof.values["received"])
 
 
+def test_a_stage_that_made_it_is_named_where_the_sender_is_known() -> None:
+    received = msgspec.structs.replace(staged("input", 3, is_received=True), received_from=2)
+    gradients = [(rank, staged("gradient", rank)) for rank in range(4)]
+    (finding,) = judge(view(30, (3, received), *gradients, (3, staged("loss", 3))), ranks=4)
+    assert finding.ranks == (2,)
+    (proof,) = [one for one in finding.evidence if one.kind == "pipeline"]
+    assert proof.values["stage"] == 2
+
+
 def test_a_nan_that_no_stage_received_is_the_last_one_s_and_a_bad_batch_is_the_first_one_s() -> None:
     gradients = [(rank, staged("gradient", rank)) for rank in range(2)]
     (finding,) = judge(view(30, *gradients, (1, staged("loss", 1))))

@@ -90,8 +90,19 @@ def _of_senders(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
     """
     given = [(rank, entry) for rank, entry in proofs if entry.received_from >= 0]
     receivers = {rank for rank, _ in given}
+    stages = {rank: entry.stage for rank, entry in proofs}
     sent = [
-        (entry.received_from, msgspec.structs.replace(entry, where="loss", name=f"{SENT} {rank}", received_from=-1))
+        (
+            entry.received_from,
+            msgspec.structs.replace(
+                entry,
+                where="loss",
+                name=f"{SENT} {rank}",
+                received_from=-1,
+                is_received=False,
+                stage=stages.get(entry.received_from, -1),
+            ),
+        )
         for rank, entry in given
         if entry.received_from not in receivers
     ]
@@ -135,9 +146,12 @@ def _stage_evidence(step: int, proofs: list[NonfiniteEntry], culprits: list[int]
     stages = {rank: entry.stage for rank, entry in proofs if entry.stage >= 0}
     if len(set(stages.values())) > 1 and culprits:
         received = sorted({rank for rank, entry in proofs if entry.is_received})
+        is_sent = any(entry.name.startswith(SENT) for _, entry in proofs)
         text = (
             f"{ranks_text(received)} received it from the stage before"
             if received
+            else "the next stage received it"
+            if is_sent
             else "no stage received it with its inputs"
         )
         made = stages.get(culprits[0], -1)
