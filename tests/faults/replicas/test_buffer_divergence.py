@@ -17,14 +17,19 @@ def history(first_unequal: int | None, num_unequal: int = 0) -> ClassHistory:
     return ClassHistory(0, first_unequal != 0, None if first_unequal == 0 else 0, first_unequal, 3, num_unequal)
 
 
-def tables(step: int) -> dict[TableKey, Table]:
+def table(rank: int, step: int, root: int, *fingerprints: int) -> dict[TableKey, Table]:
+    told = Table(tensor_class="buffers", root=root, names=NAMES, fingerprints=list(fingerprints), norms=[1.0, 2.0, 3.0])
+    return {("buffers", step, rank): told}
+
+
+def tables(moved: tuple[int, ...] = (0, 1)) -> dict[TableKey, Table]:
+    """Equal at step 0; at step 1 those of these ranks have moved, each to values of its own."""
+    now = {rank: (7 + rank, 9 + rank, 4) if rank in moved else (1, 2, 4) for rank in (0, 1)}
     return {
-        ("buffers", step, rank): Table(
-            tensor_class="buffers", root=11, names=NAMES, fingerprints=[7 + rank, 9 + rank, 4], norms=[1.0, 2.0, 3.0]
-        )
-        if rank == 0
-        else Table(tensor_class="buffers", root=22, names=NAMES, fingerprints=[8, 10, 4], norms=[1.5, 2.0, 3.0])
+        key: told
         for rank in (0, 1)
+        for known in (table(rank, 0, 5, 1, 2, 4), table(rank, 1, 11 * (rank + 1), *now[rank]))
+        for key, told in known.items()
     }
 
 
@@ -42,7 +47,7 @@ def judge(
         frozenset({0, 1}),
         steps=views,
         classes=classes,
-        tables=tables(1) if known is None else known,
+        tables=tables() if known is None else known,
         census=told,
     )
     return list(BufferDivergence().judge(window))
@@ -64,7 +69,13 @@ def test_statistics_that_part_while_parameters_agree() -> None:
 
 def test_it_asks_for_the_tables_first() -> None:
     (finding,) = judge({"buffers": history(1, 2), "parameters_before": AGREED}, known={})
-    assert finding.needs == (TableRequest("buffers", 1, (0, 1)),)
+    assert finding.needs == (TableRequest("buffers", 1, (0, 1)), TableRequest("buffers", 0, (0, 1)))
+
+
+def test_a_rank_on_which_alone_they_changed_is_named() -> None:
+    (finding,) = judge({"buffers": history(1, 2), "parameters_before": AGREED}, known=tables(moved=(1,)))
+    assert finding.ranks == (1,)
+    assert any("changed on rank 1 alone" in one.summary for one in finding.evidence)
 
 
 def test_buffers_that_the_wrapper_makes_equal_again_raise_nothing() -> None:
@@ -98,7 +109,7 @@ def test_a_table_of_another_dtype_on_one_rank_is_named_so() -> None:
     classes = {"buffers": history(1, 2), "parameters_before": AGREED, "gradients": AGREED}
     views = (StepView(1, 0, 2, (), roots={"buffers": TWO}), StepView(8, 0, 2, (), roots={"buffers": TWO}))
     told = {0: census("float32"), 1: census("bfloat16")}
-    window = made_window(10**12, 2, frozenset({0, 1}), steps=views, classes=classes, tables=tables(1), census=told)
+    window = made_window(10**12, 2, frozenset({0, 1}), steps=views, classes=classes, tables=tables(), census=told)
     (finding,) = BufferDivergence().judge(window)
     assert rank_causes(finding)[0].cause == "dtype_mismatch_across_ranks"
     assert "float32 on rank 0 and bfloat16 on rank 1" in finding.evidence[0].summary

@@ -120,3 +120,33 @@ def test_ranks_with_other_numbers_of_micro_batches_are_found_unless_they_change(
     assert ["gradient_scale_mismatch"] == [cause.cause for cause in rank_causes(finding)][:1]
     assert [] == numbers("micro_steps", [(4, 4)] * 15)
     assert [] == numbers("micro_steps", [(4, 2), (4, 3)] * 8)
+
+
+def divided(losses, flags, micro_steps=4) -> list[Finding]:
+    """Ranks with these losses at every step, of which some divide."""
+
+    def spread(values):
+        low, high = min(values), max(values)
+        return Spread(sum(values) / len(values), low, high, values.index(low), values.index(high), len(values))
+
+    numbers = {
+        "loss": spread(losses),
+        "loss.is_divided": spread(flags),
+        "micro_steps": spread([micro_steps] * len(losses)),
+    }
+    series = tuple(StepNumbers(step, step, numbers) for step in range(16))
+    return list(RankShares().judge(made_window(world_size=len(losses), series=series)))
+
+
+def test_a_rank_that_alone_does_not_divide_by_its_micro_batches_is_named():
+    (finding,) = divided([1.0, 1.1, 4.2, 0.9], [1, 1, 0, 1])
+    assert ((2,), 0) == (finding.ranks, finding.first_step)
+    assert "gradient_scale_mismatch" == rank_causes(finding)[0].cause
+    (finding,) = divided([4.0, 1.1, 4.2, 3.9], [0, 1, 0, 0])
+    assert (1,) == finding.ranks
+
+
+def test_losses_that_are_divided_alike_or_as_large_as_the_others_are_silent():
+    assert [] == divided([1.0, 1.1, 4.2, 0.9], [1, 1, 1, 1])
+    assert [] == divided([1.0, 1.1, 1.2, 0.9], [1, 1, 0, 1])
+    assert [] == divided([1.0, 1.1, 4.2, 0.9], [1, 1, 0, 1], micro_steps=1)

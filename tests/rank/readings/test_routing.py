@@ -99,3 +99,21 @@ def test_a_term_that_is_not_added_is_told_from_one_that_is(worn):
 
 def test_the_gate_of_a_gated_layer_is_no_router(worn):
     assert [] == train(worn, Gated())
+
+
+class Shared(nn.Module):
+    """Four experts in all, two of them on this rank, each given all tokens that came here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, NUM)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        return sum(torch.where((chosen == place)[:, None], expert(x), 0.0) for place, expert in enumerate(self.experts))
+
+
+def test_a_router_of_more_experts_than_a_rank_holds_is_counted_by_its_outputs(worn):
+    first = train(worn, Shared())[0]
+    assert (NUM, 16, NUM) == (first.num_experts, sum(first.counts), len(first.counts))

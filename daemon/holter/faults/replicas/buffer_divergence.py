@@ -25,6 +25,7 @@ from holter.faults.shared.parting import (
     Difference,
     Parting,
     agreed_since,
+    changed_alone,
     find_difference,
     find_parting,
     majority_evidence,
@@ -64,7 +65,10 @@ class BufferDivergence:
             return
         if _has_earlier_cause(window, parting.step) or agreed_since(window, "buffers", parting.step):
             return
-        if asked := request(window, "buffers", parting.step, parting.asked(self.max_ranks_asked)):
+        ranks = parting.asked(self.max_ranks_asked)
+        steps = [parting.step, *([history.last_equal_step] if history.last_equal_step is not None else [])]
+        needs = tuple(asked for step in steps if (asked := request(window, "buffers", step, ranks)))
+        if needs:
             yield Finding(
                 detector=self.name,
                 severity="warning",
@@ -72,7 +76,7 @@ class BufferDivergence:
                 detected_step=parting.step,
                 ranks=parting.ranks,
                 summary=f"Buffers differ between ranks since step {parting.step}.",
-                needs=(asked,),
+                needs=needs,
             )
             return
         difference = find_difference(window, parting)
@@ -107,7 +111,9 @@ def _dtypes(window: Window, ranks: Iterable[int], tensors: tuple[str, ...]) -> d
 
 def _finding(window: Window, parting: Parting, history: ClassHistory, difference: Difference) -> Finding:
     tensors = _without_local(window, difference.tensors)
-    ranks = parting.minority or parting.ranks
+    agreed = history.last_equal_step
+    alone = changed_alone(window, parting, agreed, tensors) if agreed is not None else ()
+    ranks = alone or parting.minority or parting.ranks
     dtypes = _dtypes(window, parting.ranks, tensors)
     compared = [known for name in PARAMETERS if (known := window.tensors.classes.get(name))]
     count = f"{len(tensors)} of {difference.num_tensors} buffers" if difference.num_tensors else "buffers"
@@ -143,8 +149,17 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
                 summary=f"parameters agreed at {sum(known.num_equal for known in compared)} comparisons and differed at "
                 f"{sum(known.num_unequal for known in compared)}",
             ),
+            *(_history_evidence(alone, agreed) for _ in range(bool(alone))),
             majority_evidence(parting),
         ),
+    )
+
+
+def _history_evidence(alone: tuple[int, ...], agreed: int | None) -> Evidence:
+    return Evidence(
+        kind="history",
+        summary=f"on the other ranks they are what they were at step {agreed}: they changed on {ranks_text(alone)} alone",
+        values={"ranks": list(alone), "agreed_step": agreed},
     )
 
 

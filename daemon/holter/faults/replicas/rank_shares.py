@@ -2,7 +2,7 @@
 
 What it detects
     One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while the
-    others are not yet near zero. A rank whose loss was like the others', rose at once and has been a third above them or more at each
+    others are not yet near zero; or as many times the others' as there are micro-batches, where it alone does not divide by their number. A rank whose loss was like the others', rose at once and has been a third above them or more at each
     of sixteen steps since; or one that learns nothing while the others' loss comes down. And ranks that make their steps of different
     numbers of micro-batches, each always of its own number, at twelve steps in a row.
 
@@ -65,7 +65,7 @@ class RankShares:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most two findings."""
         losses = [(step, loss) for step, loss in window.values("loss") if loss.num > 1]
-        run = self._apart(losses)
+        run = self._apart(losses) or self._undivided(window, losses)
         if run:
             yield _loss_finding(run, run[self.min_steps - 1][0])
         elif (parting := self._parted(losses)) is not None:
@@ -106,6 +106,27 @@ class RankShares:
             return []
         now = counts[-1][1]
         run = list(itertools.takewhile(lambda told: _pair(told[1]) == _pair(now), reversed(counts)))[::-1]
+        return run if len(run) >= self.min_steps else []
+
+    def _undivided(self, window: Window, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
+        """The steps in a row, until now, at which one rank alone did not divide its loss by the number of micro-batches, or alone did."""
+        divided = dict(window.values("loss.is_divided"))
+        counts = {step: count.low for step, count in window.values("micro_steps") if count.low == count.high}
+        run: list[tuple[int, Spread, int, float]] = []
+        for step, loss in reversed(losses):
+            told, num = divided.get(step), counts.get(step, 1)
+            if told is None or num < TWO or told.num < loss.num or (told.low, told.high) != (0, 1):
+                break
+            rank = told.low_rank if told.mean >= 1 / TWO else told.high_rank
+            is_high = rank == told.low_rank
+            if rank != (loss.high_rank if is_high else loss.low_rank) or loss.low <= 0 or loss.num_nonfinite:
+                break
+            own = loss.high if is_high else loss.low
+            rest = (loss.mean * loss.num - own) / (loss.num - 1)
+            factor = own / rest if is_high else rest / own
+            if not num / STEADY <= factor <= num * STEADY or (run and run[0][2] != rank):
+                break
+            run.insert(0, (step, loss, rank, factor))
         return run if len(run) >= self.min_steps else []
 
     def _apart(self, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:

@@ -34,7 +34,8 @@ ROUTER = re.compile(r"(^|_)(router|gate|gating|gate_network|switch|wg)$", re.IGN
 EXPERTS = re.compile(r"^(?!.*shared)(.*_)?experts?(_?\d+)?$", re.IGNORECASE)
 TERM = re.compile(r"aux|balanc|z_loss", re.IGNORECASE)
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts", "k")
-NUM_EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_moe_experts")
+NUM_EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_moe_experts", "out_features")
+"""Of the whole mixture, of which a rank may hold some; a router that is a plain linear layer has one output for each."""
 
 
 @dataclass(frozen=True)
