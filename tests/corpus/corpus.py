@@ -164,6 +164,21 @@ def composition(kind: str, cause: str, **expected: Any) -> Case:
 COMPOSITION_CASES = (
     composition("partial_norm", "unreduced_parameters", tensors=("layers.0.inner.weight", "layers.0.inner.bias"), env={"HOLTER_MESH": "tp=2"}),
 )  # fmt: skip
+
+
+def staged(kind: str, cause: str, **expected: Any) -> Case:
+    """A fault of a pipeline's stages."""
+    return case(0, "stage_runs", cause, arguments=(kind,), ranks_run=4, **expected)
+
+
+STAGE_CASES = (
+    staged("other_file", "wrong_weights_loaded", ranks=(2,), says=("stage_1.pt",)),
+    staged("local_names", "wrong_weights_loaded", ranks=(1, 2, 3), says=("whole.pt",)),
+    staged("untied", "unreduced_parameters", ranks=(0, 3), tensors=("embedding.weight", "head.weight")),
+    staged("flipped", "silent_data_corruption", step=20, ranks=(1,), tensors=("layer.up.weight",), env=EVERY_STEP),
+    # Told eight steps at a time.
+    staged("slow_part", "slow_compute", step=16, late_by=16, ranks=(2,), says=("'micro_batch': 2",)),
+)
 MISSED = (
     "gathered_logits",
     "token_counts",

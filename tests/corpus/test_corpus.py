@@ -15,6 +15,7 @@ from corpus import (
     SCRIPTS,
     SILENT,
     SILENT_IN_MAKE_TEST,
+    STAGE_CASES,
     fault,
     missed,
     mistakes,
@@ -27,7 +28,7 @@ from holter import cli
 pytestmark = pytest.mark.job
 
 RELEASE = pytest.mark.release
-ALL_CASES = (*CASES, *MESH_CASES, *COMPOSED_CASES, *COMPOSITION_CASES)
+ALL_CASES = (*CASES, *MESH_CASES, *COMPOSED_CASES, *COMPOSITION_CASES, *STAGE_CASES)
 FAULTS = [pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE) for case in ALL_CASES]
 HEALTHY = [
     *(pytest.param(silent(name), id=name, marks=() if name in SILENT_IN_MAKE_TEST else RELEASE) for name in SILENT),

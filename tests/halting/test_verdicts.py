@@ -225,6 +225,7 @@ SUSPECT = [
     "unfrozen_by_mistake",
     "unreduced_parameters",
     "unsynced_initialisation",
+    "wrong_weights_loaded",
 ]
 
 

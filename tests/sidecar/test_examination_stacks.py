@@ -82,6 +82,16 @@ async def test_a_rank_that_hangs_in_python_shows_function_file_and_line(start, c
     assert "<module>" == main.frames[-1].function
 
 
+@pytest.mark.parametrize("depth", ["quick", "native"])
+async def test_a_stage_of_a_pipeline_shows_its_micro_batch(start, depth):
+    body = "def forward_one_chunk(fwd_chunk_id):\n    import time; time.sleep(100)\n"
+    where = "/lib/torch/distributed/pipelining/stage.py"
+    code = f"exec(compile({body!r}, {where!r}, 'exec'))\nsecret = 'hidden'\nforward_one_chunk(3)\n"
+    main, _ = await main_thread(start(code).pid, depth)
+    assert "forward pass of micro-batch 3" == main.work
+    assert "hidden" not in repr(main)
+
+
 async def test_a_loop_is_active_and_has_the_lock_and_a_sleep_neither(start):
     spinning, _ = await main_thread(start(SPIN).pid)
     resting, _ = await main_thread(start(SLEEP).pid)

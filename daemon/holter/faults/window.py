@@ -27,6 +27,10 @@ def class_along(name: str) -> str:
     return name.partition("#")[0]
 
 
+OWN_START = f"parameters_before@{OWN}"
+"""What nobody else should hold, before the first step."""
+
+
 def is_own(name: str) -> bool:
     """Whether a class is one rank's own, and compared with its history alone."""
     return name.partition("@")[2].startswith(OWN)
@@ -102,7 +106,7 @@ class StepView:
     """Attached ranks that are alive and have not reported this step: named, never waited for."""
     roots: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """Tensor class -> root fingerprint -> ranks that have it. More than one root: replicas differ. On a mesh a class has its scope behind its
-    name: `gradients@replicate#1` is that of the subgroup along `replicate` whose lowest rank is 1."""
+    name: `gradients@replicate#1` is that of the subgroup along `replicate` whose lowest rank is 1. Of step 0 `OWN_START`, too."""
     nonfinite: tuple[tuple[int, Nonfinite], ...] = ()
     """(rank, tensor) for every tensor that held NaN or Inf and was applied to the weights."""
     broke_history: tuple[int, ...] = ()

@@ -102,6 +102,17 @@ def spread(mesh: Any, ranks: Iterable[int], axes: Sequence[str]) -> tuple[int, .
     return tuple(sorted(found))
 
 
+def forgotten_axes(submesh: Any, rank: int) -> tuple[Any, list[str]]:
+    """The mesh that another was cut out of, and its axes that hold replicas by their name, and along which that other has this rank alone."""
+    find = getattr(submesh, "_get_root_mesh", None)
+    whole = find() if find is not None else submesh
+    if whole is submesh or whole.size() != _world_size():
+        return whole, []
+    held = set(submesh.mesh.reshape(-1).tolist())
+    named = [name for name in axis_names(whole) if any(fnmatch.fnmatchcase(name, glob) for glob in REPLICATED_NAMES)]
+    return whole, [name for name in named if held.isdisjoint({*spread(whole, (rank,), (name,))} - {rank})]
+
+
 def group_ranks(group: Any) -> tuple[int, ...]:
     """Global ranks of a process group, ascending; all if it is None, none if it cannot be asked."""
     try:

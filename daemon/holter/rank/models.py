@@ -11,6 +11,7 @@ how it is placed; and a gradient that the script itself reduces over all ranks m
 
 import fnmatch
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -26,6 +27,7 @@ from holter.rank import mesh
 from holter.rank.mesh import EVERYONE, IGNORED, OWN, Holders
 from holter.rank.search import living, parameters_of, top_level, unique, variable_of
 from holter.records import MeshAxis, View
+from holter.records.rank import is_ignored
 from holter_kernels import SeenTensors, see
 
 logger = logging.getLogger("holter")
@@ -35,6 +37,8 @@ REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
 _gradient, _dtype, _kind = attrgetter("grad"), attrgetter("dtype"), attrgetter("requires_grad", "dtype")
 _tensor = itemgetter(1)
+MAX_LEFT_OUT = 0.125
+"""Of the parameters that train: what a script leaves out by mistake is little; the cut layers of a hand-made split are many."""
 CALLED_STEPS = 3
 """A component counts when training has called it at this many steps in a row: an average that is evaluated now and then is one rank's own."""
 
@@ -129,7 +133,7 @@ class Model:
         """Ids of what all ranks of the job hold, each the whole or a part of it."""
         if len(self.span) < world_size():
             return set(self.replicas)
-        return {key for key, found in self.holders.items() if found.axis != IGNORED}
+        return {key for key, found in self.holders.items() if not is_ignored(found.axis)}
 
     def scope_of(self, tensor: torch.Tensor) -> str:
         """What a tensor is compared over; empty: all ranks, or nothing is known."""
@@ -230,7 +234,8 @@ class Model:
 
     def _learn_plain(self, ddp: Any) -> None:
         """Plain parameters that nothing above has spoken of: the user's word, or that a wrapper was told to leave them alone."""
-        layout, whole = self._said.get(), self._whole_by_marks()
+        layout, whole, staged = self._said.get(), self._whole_by_marks(), staged_parameters()
+        left_out = self._left_out()
         for name, p in self.parameters:
             known = self.holders.get(id(p))
             if is_sharded(p):
@@ -241,6 +246,16 @@ class Model:
                 continue
             elif (ddp is not None or mesh.is_fully_sharded(self.inner)) and self.span and "expert" not in name.lower():
                 self.holders[id(p)] = Holders(IGNORED, self.span)
+            elif id(p) in staged:
+                self.holders[id(p)] = Holders(OWN, (_rank(),))
+            elif name in left_out and "expert" not in name.lower():
+                self.holders[id(p)] = Holders(IGNORED, tuple(range(world_size())))
+
+    def _left_out(self) -> set[str]:
+        """Trainable parameters that the script does not reduce where it reduces nearly all others by itself."""
+        trained = {name for name, p in self.parameters if p.requires_grad}
+        found = trained - self.reduced_by_hand
+        return found if self.reduced_by_hand and len(found) <= MAX_LEFT_OUT * len(trained) else set()
 
     def _whole_by_marks(self) -> set[int]:
         """Ids of parameters that are not marked as cut along the tensor-parallel axis, where others are."""
@@ -312,6 +327,8 @@ class _Layout:
         self.span: tuple[int, ...] = ()
         self.axes: list[MeshAxis] = []
         self._tensor_axes: set[str] = set()
+        self._forgotten: dict[int, tuple[Any, list[str]]] = {}
+        """Id of a mesh that was cut out of a larger one -> that one, and its axes along which nothing is reduced."""
         self.policies: dict[int, str] = {}
         if self._whole is not None:
             self.span = tuple(sorted(self._whole.mesh.reshape(-1).tolist()))
@@ -330,6 +347,7 @@ class _Layout:
         layout.policies = {
             id(held.sharded_param): word for one in groups if (word := _policy(one)) for held in one.fsdp_params
         }
+        layout._forgotten = {id(one): mesh.forgotten_axes(one, _rank()) for one in meshes}
         if any(not set(one.mesh.reshape(-1).tolist()) <= set(layout.span) for one in meshes):
             # Parts of it lie on meshes of their own, as the stages of a pipeline do: nothing is said of the whole.
             layout.span = ()
@@ -360,13 +378,34 @@ class _Layout:
         known = mesh.axis_names(p.device_mesh) if found is not None else ()
         missing = [name for name in self._tensor_axes if name not in known]
         if not missing or not self.span:
-            return found
+            return self._along_forgotten(p, found)
         # Ranks of a tensor-parallel group compute it from the same inputs, so that each of them holds what it has.
         mine = found.ranks or self.span if found is not None else (_rank(),)
         ranks = mesh.spread(self._whole, mine, missing)
         axis = "+".join([*([found.axis] if found is not None and found.axis != OWN else []), *sorted(missing)])
         words = [found.placements] if found is not None else []
         return mesh.of_group(axis, ranks, ",".join([*words, *(f"{name}=R" for name in sorted(missing))]))
+
+    def _along_forgotten(self, p: Any, found: Holders | None) -> Holders | None:
+        """The same, or what nobody reduces along an axis of the mesh that its own was cut out of."""
+        if found is None:
+            return None
+        whole, axes = self._forgotten.get(id(p.device_mesh)) or (None, [])
+        if not axes:
+            return found
+        ranks = mesh.spread(whole, found.ranks or tuple(p.device_mesh.mesh.reshape(-1).tolist()), axes)
+        return Holders(f"{IGNORED}:{'+'.join(axes)}", ranks, found.placements)
+
+
+def pipeline_stages() -> list[Any]:
+    """This rank's stages of torch's pipelines."""
+    kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
+    return living(kind) if kind is not None else []
+
+
+def staged_parameters() -> set[int]:
+    """Ids of the parameters of this rank's stages: no other stage has them."""
+    return {id(p) for stage in pipeline_stages() for p in torch.nn.Module.parameters(stage.submod)}
 
 
 def _has_flat(root: torch.nn.Module) -> bool:

@@ -16,11 +16,13 @@ from holter.rank.hooks.data import DataProbe, FetchedBatch
 from holter.rank.hooks.endings import EndingProbe, ExitProbe
 from holter.rank.hooks.gradient_calls import ClipProbe, ReplicationProbe
 from holter.rank.hooks.graphs import GraphProbe
+from holter.rank.hooks.loads import LoadProbe
 from holter.rank.hooks.logs import LogProbe, WarningProbe
 from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
 from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
 from holter.rank.hooks.receives import ReceiveProbe
 from holter.rank.hooks.saves import SaveProbe
+from holter.rank.hooks.stage_times import StageTimesProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
@@ -110,6 +112,7 @@ class Monitor:
         self._labels = LabelProbe(self.context)
         self._kernels = KernelWarmUp(self.context)
         self._scales = GradientScaleProbe(self.context)
+        self._stage_times = StageTimesProbe(self.context)
         readers = StepReaders(
             self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite, self._scales
         )
@@ -125,10 +128,15 @@ class Monitor:
         self._exits = ExitProbe(self.context, self._ending)
         self._warnings = WarningProbe(self.context)
         self._saves = SaveProbe(self.context)
+        self._loads = LoadProbe(self.context)
         self.logs = LogProbe(self.context)
         self._groups = GroupProbe(self.context)
         self._always = (self._groups.look, self._kernels.settle, MemoryProbe(self.context).look)
-        self.before_backward: list[Callable[[], None]] = [self._saves.look, DeviceProbe(self.context).look]
+        self.before_backward: list[Callable[[], None]] = [
+            self._saves.look,
+            self._loads.tell,
+            DeviceProbe(self.context).look,
+        ]
         """Called when a backward pass begins and something was imported since the last, and now and then: by those who wait for the script to import something."""
         self._num_modules = 0
         self._is_searched = False
@@ -146,6 +154,7 @@ class Monitor:
             self._finite,
             self._exits,
             self._saves,
+            self._loads,
             self._groups,
             self._graphs,
         ):
@@ -204,6 +213,8 @@ class Monitor:
     def _on_call(self, module: torch.nn.Module) -> None:
         """A model is called in training; its buffers are compared in the first of several micro-steps."""
         attempt = self.context.guard.attempt
+        if self.context.inputs.stage is not None:
+            attempt(self._stage_times.begin)
         self._on_forward()
         attempt(self._kernels.see, module)
         attempt(self._batches.see_call)
@@ -213,6 +224,7 @@ class Monitor:
         model.is_active = True
         if self.context.log.micro_step == 0 and attempt(self._comparison.is_due):
             attempt(self._comparison.buffers, model)
+            attempt(self._comparison.randomness, model)
         attempt(self._inspection.begin, module)
         attempt(self._routing.begin, module)
 
@@ -238,6 +250,7 @@ class Monitor:
         self.context.guard.attempt(self._modes.see, module, output)
         self.context.guard.attempt(self._routing.returned, module)
         if module.training and torch.is_grad_enabled():
+            self.context.guard.attempt(self._stage_times.end, "forward")
             self.context.guard.attempt(self._see_output, output)
         self._inspection.failed()
 
@@ -264,9 +277,12 @@ class Monitor:
         if self.context.log.micro_step == 0:
             attempt(self._components.look)
             attempt(self._vitals.begin_backward)
+        if self.context.inputs.stage is not None:
+            attempt(self._stage_times.begin)
 
     def _on_backward_end(self) -> None:
         attempt = self.context.guard.attempt
+        attempt(self._stage_times.end, "backward")
         attempt(self._gradients.unfollow_order)
         attempt(self._inspection.end)
         attempt(self._routing.end)

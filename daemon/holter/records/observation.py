@@ -21,6 +21,7 @@ from holter.records.rank import (
     Hoard,
     Inspection,
     Labels,
+    Loaded,
     Logged,
     Modes,
     OnDevice,
@@ -32,6 +33,7 @@ from holter.records.rank import (
     Routing,
     ScriptWarning,
     Skipped,
+    StageTimes,
     StepDone,
     Swapped,
     Table,
@@ -163,6 +165,8 @@ class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
     """On a processor, not waiting."""
     frames: list[Frame]
     """Innermost first."""
+    work: str = ""
+    """Of a pipeline's stage: `forward pass of micro-batch 2`."""
 
 
 class Exam(msgspec.Struct, frozen=True, tag="exam", kw_only=True):
@@ -353,11 +357,13 @@ Rare = (
     | Inspection
     | Feed
     | Skipped
+    | StageTimes
     | Swapped
     | Modes
     | Hoard
     | Overlap
     | Labels
+    | Loaded
     | Rollout
     | Routing
     | GradientScales

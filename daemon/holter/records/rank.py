@@ -28,7 +28,17 @@ class Mark(enum.IntFlag):
 OWN = "own"
 """The scope of a tensor of which nobody else holds the same bytes: only its own history tells something."""
 IGNORED = "ignored"
-"""The scope of a plain parameter that the wrapper around it was told to leave alone: a rank's own, or a replica that nobody reduces."""
+"""The scope of a plain parameter that the wrapper around it was told to leave alone: a rank's own, or a replica that nobody reduces. `ignored:dp`: what
+lies on a part of a mesh, along an axis of the whole that is called as data-parallel ones are."""
+
+
+def is_ignored(axis: str) -> bool:
+    """Whether nobody says that what is compared along this axis is reduced.
+
+    >>> is_ignored("ignored:dp_replicate"), is_ignored("dp_replicate")
+    (True, False)
+    """
+    return axis.partition(":")[0] == IGNORED
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True):
@@ -146,6 +156,8 @@ class Census(msgspec.Struct, frozen=True, tag="census", kw_only=True):
     entries: list[TensorEntry]
     axes: list[MeshAxis] = []
     """Of the meshes that the parameters lie on, outermost first; the same on all ranks."""
+    stages: list[int] = []
+    """Of torch's pipelines, those that this rank computes, 0 the first."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -583,6 +595,25 @@ class GradientScales(msgspec.Struct, frozen=True, tag="gradient_scales", kw_only
     groups: list[ScaleGroup]
     is_scale_free: bool
     """No clipping was seen and every optimizer divides the gradient by its own size, as Adam does: a constant factor changes nothing."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
+    """The script gave a model weights by `load_state_dict` before its first step, or since."""
+
+    files: list[str]
+    """What `torch.load` had read them from, as far as that was seen: absolute paths, the last one at the end."""
+    num_elements: int
+    """Of the largest state that a model was given."""
+
+
+class StageTimes(msgspec.Struct, frozen=True, tag="stage_times", kw_only=True):
+    """How long a pipeline's stage computed in some steps, on the host, without what it waited for."""
+
+    stage: int
+    num_steps: int
+    forward_s: list[float]
+    """Of each micro-batch, in the order in which the stage computed them: mean over the steps."""
+    backward_s: list[float]
 
 
 class Overlap(msgspec.Struct, frozen=True, tag="overlap", kw_only=True):

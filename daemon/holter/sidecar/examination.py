@@ -322,6 +322,13 @@ async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part 
         return f"{what} failed: {type(error).__name__}: {error}"
 
 
+class _SpiedLocal(msgspec.Struct):
+    """As py-spy writes it: only what `_WORK` names is looked at, and nothing of it is kept."""
+
+    name: str
+    repr: str | None = None
+
+
 class _SpiedFrame(msgspec.Struct):
     """As py-spy writes it; `module` is there in native frames only, and names the library."""
 
@@ -329,6 +336,7 @@ class _SpiedFrame(msgspec.Struct):
     filename: str
     line: int = 0
     module: str | None = None
+    locals: list[_SpiedLocal] | None = None
 
 
 class _SpiedThread(msgspec.Struct):
@@ -343,6 +351,9 @@ class _SpiedThread(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(list[_SpiedThread])
+_PIPELINING = "torch/distributed/pipelining/stage"
+_WORK = {"fwd_chunk_id": "forward pass", "bwd_chunk_id": "backward pass"}
+"""Arguments of a stage's functions -> what it computes."""
 
 
 class _SpyError(Exception):
@@ -359,7 +370,9 @@ async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tu
     ends_s = clock.monotonic_s() + deadline_s
     failures: list[str] = []
     # Time is left for the quick ones.
-    attempts = [(["--native"], 0.8 * deadline_s)] if depth == "native" else []
+    attempts = [(["--native", "--locals"], 0.8 * deadline_s)] if depth == "native" else []
+    # With what variables hold first: a pipeline's micro-batch is one.
+    attempts += [(["--nonblocking", "--locals"], 0.5 * deadline_s)]
     attempts += [(["--nonblocking"], deadline_s)] * QUICK_ATTEMPTS + [([], deadline_s)]
     for options, most_s in attempts:
         remaining_s = min(most_s, ends_s - clock.monotonic_s())
@@ -368,7 +381,7 @@ async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tu
         try:
             stacks = await _dump(program, pid, options, remaining_s)
         except _SpyError as error:
-            failures.append(f"no native frames: {error}" if options == ["--native"] else f"no stacks: {error}")
+            failures.append(f"no native frames: {error}" if "--native" in options else f"no stacks: {error}")
         else:
             return stacks, failures[0] if depth == "native" and failures else ""
     return [], "; ".join(dict.fromkeys([failures[0], failures[-1]]))
@@ -391,7 +404,17 @@ def _stack(thread: _SpiedThread) -> ThreadStack:
             Frame(frame.name, frame.filename, frame.line, is_native=_is_native(frame))
             for frame in thread.frames[:MAX_STACK_FRAMES]
         ],
+        work=next((work for frame in thread.frames if (work := _work(frame))), ""),
     )
+
+
+def _work(frame: _SpiedFrame) -> str:
+    """What a stage of torch's pipelines computes in this frame."""
+    if _PIPELINING not in frame.filename:
+        return ""
+    held = {one.name: one.repr for one in frame.locals or ()}
+    numbers = ((what, held.get(name) or "") for name, what in _WORK.items())
+    return next((f"{what} of micro-batch {number}" for what, number in numbers if number.isdecimal()), "")
 
 
 def _is_native(frame: _SpiedFrame) -> bool:

@@ -11,7 +11,7 @@ from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
 from holter.records import Census, Diagnosis, TensorEntry
-from holter.records.rank import IGNORED, OWN
+from holter.records.rank import IGNORED, OWN, is_ignored
 from holter.records.titles import titled
 
 
@@ -77,6 +77,8 @@ def _over(entry: TensorEntry) -> str:
         return "own history"
     if entry.axis == IGNORED:
         return "all ranks, if it began equal: a wrapper ignores it"
+    if is_ignored(entry.axis):
+        return f"axis {entry.axis.partition(':')[2]}, if it began equal: no wrapper reduces over it"
     if entry.axis:
         return f"axis {entry.axis}"
     return "all ranks" if entry.is_replicated else "not compared"

@@ -1,7 +1,7 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Modes, Hoard,
-    Overlap, Labels, Routing, GradientScales,
+    Overlap, Labels, Routing, GradientScales, Loaded, StageTimes,
     Device, DeviceEvent, Rollout                          the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
     Feed                                                  of each rank and loader: the first beginning and end, the latest beginning, the latest two ends
@@ -21,6 +21,7 @@ from holter.records import (
     Hoard,
     Inspection,
     Labels,
+    Loaded,
     Modes,
     Overlap,
     Rare,
@@ -28,6 +29,7 @@ from holter.records import (
     Routing,
     ScriptWarning,
     Skipped,
+    StageTimes,
     Swapped,
     Vitals,
 )
@@ -42,6 +44,8 @@ NEWEST: dict[type[Rare], int] = {
     Rollout: 1024,
     Routing: 4096,
     GradientScales: 64,
+    Loaded: 4096,
+    StageTimes: 4096,
     Overlap: 1024,
     Labels: 4096,
     Device: 4096,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import compress, islice
 
-from holter.faults.window import ClassHistory, Spread, StepNumbers, StepView, class_along, is_own
+from holter.faults.window import OWN_START, ClassHistory, Spread, StepNumbers, StepView, class_along, is_own
 from holter.records import Nonfinite, StepDone, StepsDone
 from holter.records.joined import RootColumn, full, root_name
 
@@ -65,7 +65,7 @@ class StepLedger:
             self._forget(rank)
         self.reported.add(rank)
         self._verdicts.clear()
-        compared = [(name, root) for name, root in done.roots.items() if not is_own(name)]
+        compared = [(name, root) for name, root in done.roots.items() if self._is_kept(name)]
         for name, root in compared[:MAX_CLASSES]:
             self.roots.setdefault(name, {}).setdefault(root, set()).add(rank)
         if done.nonfinite:
@@ -82,12 +82,16 @@ class StepLedger:
         self.reported.update(ranks)
         self._verdicts.clear()
         for root in joined.roots[:MAX_CLASSES]:
-            if not is_own(root.name):
+            if self._is_kept(root.name):
                 self._add_roots(root, ranks)
         batches = self.batches
         for rank, signature in zip(ranks, full(joined.batch, len(ranks)), strict=True):
             if signature and batches.setdefault(signature, rank) != rank:
                 self._add_batch(signature, rank)
+
+    def _is_kept(self, name: str) -> bool:
+        """What is compared; and what each rank's own part began with, for nobody else should have the same."""
+        return not is_own(name) or (self.step == 0 and name == OWN_START)
 
     def _add_roots(self, root: RootColumn, ranks: Sequence[int]) -> None:
         """One class; most often all ranks of a host are of one subgroup and equal, or each of another."""
@@ -114,6 +118,8 @@ class StepLedger:
         if is_complete not in self._verdicts:
             found: dict[str, bool] = {}
             for name, groups in self.roots.items():
+                if is_own(name):
+                    continue
                 along = class_along(name)
                 if len(groups) > 1:
                     found[along] = False

@@ -200,7 +200,8 @@ PARALLEL_INPUT_MISMATCH = CauseEntry(
     happened="Ranks that compute parts of one result were fed different batches.",
     mechanism=(
         "A tensor-parallel group multiplies one batch with parts of each weight and adds the parts up. A sampler, an augmentation or a mask that is seeded "
-        "by the global rank gives each of them another batch: the sum mixes samples, gradients of replicated layers differ, and nothing raises."
+        "by the global rank gives each of them another batch: the sum mixes samples, gradients of replicated layers differ, and nothing raises. Dropout of a result that all of "
+        "them hold does the same if their random states differ."
     ),
     would_refute="The ranks of the group are meant to get different parts of the sequence, and the model knows it.",
     refuting_fact="are_inputs_different",
@@ -209,6 +210,7 @@ PARALLEL_INPUT_MISMATCH = CauseEntry(
     rows=(
         Row("parallel_inputs", 0.85, "documented", seen=("are_inputs_different", "is_repeated")),
         Row("parallel_inputs", 0.10, "inference", missing="whether the inputs differ at the steps that follow too"),
+        Row("replica_divergence", 0.85, "documented", seen=("is_randomness_apart", "gradients_differ"), unless=("gradients_differ_once", "parameters_differ_at_first"), names="everyone", tensors="gradients"),
     ),
     fix=Fix(
         do=(

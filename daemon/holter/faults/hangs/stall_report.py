@@ -140,9 +140,21 @@ def stall_summary(scene: Standstill, blamed: Blame, at_ns: int) -> str:
     culprit = Culprit(scene, blamed, blamed.culprits[0])
     text = _standing(scene, blamed, at_ns)
     doing = _held(culprit) or _elsewhere(culprit) or _busy(culprit)
+    if doing and (work := stage_work(culprit)):
+        doing = f"{doing}, {work}"
     if len(blamed.culprits) > 1 and doing:
         doing = f"of rank {culprit.rank}: {doing}"
     return f"{text}; {doing}." if doing else f"{text}."
+
+
+def stage_work(culprit: Culprit) -> str:
+    """`stage 1, in the forward pass of micro-batch 2`: of a pipeline that is known."""
+    census = culprit.scene.window.models.census.get(culprit.rank)
+    stages = census.stages if census is not None else []
+    words = [f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"] if stages else []
+    if culprit.stack is not None and culprit.stack.work:
+        words.append(f"in the {culprit.stack.work}")
+    return ", ".join(words)
 
 
 def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:

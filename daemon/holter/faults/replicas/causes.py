@@ -18,6 +18,7 @@ from holter.faults.replicas.rank_shares import RankShares
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.replicas.shard_clipping import ShardClipping
 from holter.faults.replicas.shard_history import ShardHistory
+from holter.faults.replicas.starting_parts import StartingParts
 from holter.faults.replicas.structure_mismatch import StructureMismatch
 from holter.records import Fix
 
@@ -196,12 +197,13 @@ UNREDUCED_PARAMETERS = CauseEntry(
     is_refuted_by=True,
     damage=_REPLICAS_DIFFER,
     rows=(
-        Row("replica_divergence", 0.93, "observation", seen=("gradients_differ_ever_since", "is_reduction_seen"), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.93, "observation", seen=("gradients_differ_ever_since", "is_reduction_seen"), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "is_randomness_apart"), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.93, "observation", seen=("gradients_differ", "has_unused_parameter"), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.90, "observation", seen=("gradients_differ", "were_frozen_before"), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients"),
-        Row("replica_divergence", 0.85, "documented", seen=("gradients_differ_always",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
-        Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_ever_since",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.85, "documented", seen=("gradients_differ_always",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "is_randomness_apart"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_ever_since",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "is_randomness_apart"), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.60, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients", missing=_NO_SECOND),
+        Row("starting_parts", 0.80, "documented", seen=("are_ties_parted",)),
     ),
     fix=Fix(
         do=(
@@ -471,11 +473,42 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
     ),
 )  # fmt: skip
 
+WRONG_WEIGHTS_LOADED = CauseEntry(
+    cause="wrong_weights_loaded",
+    happened="A rank trains on weights that are another's part of the model.",
+    mechanism=(
+        "A shard or a pipeline stage was given the file of another place in the mesh, or a stage took the layers of a whole model by the names that it uses itself, so that every stage has the "
+        "first one's. Shapes fit and nothing raises: one part of the trained model is there twice, and another is lost."
+    ),
+    would_refute="The parts that the ranks began with differ.",
+    refuting_fact="are_parts_equal",
+    is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "a rank trains on another's part of the model"),
+    rows=(
+        Row("starting_parts", 0.93, "observation", seen=("are_parts_equal", "was_loaded")),
+        Row("starting_parts", 0.72, "documented", seen=("are_parts_equal",), absent=("was_loaded",)),
+        Row("starting_parts", 0.80, "documented", seen=("is_file_of_another",)),
+        Row("starting_parts", 0.10, "inference", missing="the fingerprints of what each rank began with"),
+    ),
+    fix=Fix(
+        do=(
+            "Choose the file, or the layers of a whole one, by the rank's own place in the mesh (`stage_index`, `mesh.get_local_rank(axis)`), and hold the names of what was loaded against those "
+            "of the whole model. Where nothing was loaded, give each shard a seed of its own."
+        ),
+        changes="The weights that the named ranks begin with.",
+        does_not_fix="What was trained from them until now.",
+        expect="No two parts are the same; the first loss is that of the run that saved the checkpoint.",
+        verify="The restarted run reports nothing at its first step.",
+        otherwise="If the parts are the same on purpose (copies that are trained apart), ignore it: it is said once.",
+    ),
+)  # fmt: skip
+
 FAMILY = Family(
     detectors=(
         DetectorEntry(GradientScale(), Stage.MODEL_BUILT, incident_per="run"),
         DetectorEntry(AppliedScale(), Stage.REDUCED, incident_per="run"),
         DetectorEntry(StructureMismatch(), Stage.MODEL_BUILT, incident_per="run"),
+        DetectorEntry(StartingParts(), Stage.LOADED),
         DetectorEntry(BufferDivergence(), Stage.WEIGHTS_BEFORE),
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),
         DetectorEntry(ReplicaDivergence(), Stage.UNKNOWN, incident_per="run"),
@@ -485,7 +518,7 @@ FAMILY = Family(
     causes=(
         UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
         OPTIMIZER_STATE_MISMATCH, CORRUPTED_COLLECTIVE, NONDETERMINISTIC_DRIFT, SILENT_DATA_CORRUPTION, BUFFER_DIVERGENCE,
-        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS, GRADIENT_SCALE_MISMATCH,
+        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS, GRADIENT_SCALE_MISMATCH, WRONG_WEIGHTS_LOADED,
     ),
     brings_about=(
         # Weights, inputs or numbers that are wrong on one rank show in its loss.

@@ -228,6 +228,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         "is_one_side_rounded": bool(in_weights.rounded_ranks) if in_weights.num_tensors else None,
         "is_distance_tiny": _is_tiny(case, in_weights, gradients, rounding_distance),
         **_unused(case, in_reduced),
+        "is_randomness_apart": _is_randomness_apart(window, first),
         **_when_weights(case),
         **_when_gradients(case),
         **_settings(case),
@@ -256,6 +257,14 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         evidence=evidence,
         agreed_steps=agreed_steps(window, first),
     )
+
+
+def _is_randomness_apart(window: Window, first: Parting) -> bool | None:
+    """Whether ranks that compute parts of one result drew other random numbers for it by then; None: nobody looked."""
+    known = window.tensors.classes.get("randomness")
+    if known is None:
+        return None
+    return known.first_unequal_step is not None and known.first_unequal_step <= first.step
 
 
 def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:

@@ -18,7 +18,7 @@ from holter.faults.shared.parting import WORDS
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import ClassHistory, StepView, TensorView, Window
 from holter.records import Census, Evidence, Finding, MeshAxis, TableRequest, TensorEntry
-from holter.records.rank import IGNORED
+from holter.records.rank import IGNORED, is_ignored
 
 MAX_SUBGROUPS_SHOWN = 8
 PLACES = {name: place for place, name in enumerate(WORDS)}
@@ -55,13 +55,12 @@ class AxisView:
         compared = finding.facts.get("compared_ranks")
         ranks = everyone if compared is not None and set(compared) == set(finding.ranks) else finding.ranks
         # What a wrapper ignores is a part of the model: the rest of it is reduced. It may be meant so.
-        is_ignored = self.axis == IGNORED
-        own_facts = {"gradients_differ_in_all_tensors": False} if is_ignored else {}
+        own_facts = {"gradients_differ_in_all_tensors": False} if self.axis == IGNORED else {}
         return msgspec.structs.replace(
             finding,
             needs=needs,
             ranks=ranks,
-            severity="warning" if is_ignored else finding.severity,
+            severity="warning" if is_ignored(self.axis) else finding.severity,
             summary=f"{finding.summary.removesuffix('.')}, {self._where}.",
             facts=finding.facts
             | ({} if compared is None else {"compared_ranks": list(everyone), "axis": self.axis, **own_facts}),
@@ -71,7 +70,9 @@ class AxisView:
     @property
     def _where(self) -> str:
         if self.axis == IGNORED:
-            return "in what the wrapper was told to ignore"
+            return "in what the wrapper was told to ignore, or what the script leaves out of its own reduction"
+        if is_ignored(self.axis):
+            return f"along the axis {self.axis.partition(':')[2]} of the mesh, over which no wrapper reduces"
         return f"compared along the axis {self.axis} of the mesh"
 
     def _wire(self, tensor_class: str) -> str:
@@ -106,7 +107,7 @@ def views(window: Window) -> Iterator[AxisView]:
         if axis and history.first_unequal_step is not None:
             axes.setdefault(axis, []).append(history)
     for axis, histories in sorted(axes.items()):
-        if axis != IGNORED or _were_equal(window, axis):
+        if not is_ignored(axis) or _were_equal(window, axis):
             step = min(history.first_unequal_step for history in histories if history.first_unequal_step is not None)
             if (found := _view(window, axis, step)) is not None:
                 yield found
@@ -121,7 +122,7 @@ def _with_agreed(window: Window) -> Window:
     along: dict[str, list[ClassHistory]] = {}
     for name, history in classes.items():
         base, _, axis = name.partition("@")
-        if axis and axis != IGNORED and base not in classes:
+        if axis and not is_ignored(axis) and base not in classes:
             along.setdefault(base, []).append(history)
     agreed = {
         base: replace(histories[0], first_unequal_step=None, num_unequal=0)

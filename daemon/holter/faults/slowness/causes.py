@@ -2,6 +2,7 @@
 
 from holter.faults.family import CauseEntry, DetectorEntry, Family, Row, Stage
 from holter.faults.slowness.slow_rank import SlowRank
+from holter.faults.slowness.slow_stage import SlowStage
 from holter.records import Fix
 
 _STEPS_TO_BE_WELL = 25
@@ -26,6 +27,7 @@ SLOW_COMPUTE = CauseEntry(
         Row("slow_rank", 0.93, "observation", absent=("is_in_data", "is_device_throttled"), unless=("has_other_work",)),
         Row("slow_rank", 0.90, "observation", absent=("is_in_data",), unknown=("is_device_throttled",), unless=("has_other_work",)),
         Row("slow_rank", 0.35, "inference", missing=_WORK),
+        Row("slow_stage", 0.85, "documented", absent=("is_in_data",)),
     ),
     fix=Fix(
         do=(
@@ -107,7 +109,7 @@ SLOW_DEVICE = CauseEntry(
 )  # fmt: skip
 
 FAMILY = Family(
-    detectors=(DetectorEntry(SlowRank(), Stage.LATE),),
+    detectors=(DetectorEntry(SlowRank(), Stage.LATE), DetectorEntry(SlowStage(), Stage.LATE)),
     causes=(
         SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE,
     ),

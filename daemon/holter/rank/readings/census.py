@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from holter.rank.guard import Guard
-from holter.rank.models import Model, Models, held_by, is_sharded
+from holter.rank.models import Model, Models, held_by, is_sharded, pipeline_stages
 from holter.rank.readings.samples import local
 from holter.records import Census, Component, Mark, TensorEntry
 from holter_kernels import summarize
@@ -159,6 +159,7 @@ class CensusTaker:
                 parts=parts,
                 entries=entries[part * ENTRIES_PER_PART : (part + 1) * ENTRIES_PER_PART],
                 axes=next((model.axes for model in watched if model.axes), []),
+                stages=sorted({int(stage.stage_index) for stage in pipeline_stages()}),
             )
 
     def _entries(self, watched: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[TensorEntry]:

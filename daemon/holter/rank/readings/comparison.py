@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.mesh import OWN
+from holter.rank.mesh import OWN, of_group
 from holter.rank.models import Model, gradients_of, held_by, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import census
@@ -259,6 +259,20 @@ class ComparisonProbe:
         if chosen.tensors:
             self._read("buffers", chosen, chosen.tensors)
 
+    def randomness(self, model: Model) -> None:
+        """The random state that a model is called with, where ranks compute parts of one result and it drops some of it at random."""
+        axes, call = [axis for axis in model.axes if axis.kind == "tensor"], self._context.inputs.last
+        if not axes or call is None or not any(_drops(module) for _, module in model.named_parts()):
+            return
+        state = call.device_state if call.device_state is not None else call.random_state
+        ranks = [self._context.writer.rank]
+        for axis in axes:
+            base = [one - one // axis.stride % axis.size * axis.stride for one in ranks]
+            ranks = [one + place * axis.stride for one in base for place in range(axis.size)]
+        scope = of_group("+".join(axis.name for axis in axes), ranks).scope
+        digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
+        self._context.log.now.roots[f"randomness{scope}"] = int.from_bytes(digest, "little")
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Moments and whatever else the optimizer keeps for a parameter."""
         plan = self._context.schedule.plan
@@ -391,6 +405,10 @@ def _state_tensors(states: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...]
     return tuple(keys), [value if isinstance(value, torch.Tensor) else None for value in found]
 
 
+def _drops(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.training and module.p > 0  # noqa: SLF001
+
+
 @dataclass(frozen=True)
 class _OptimizerGroup:
     """What is read of one group of an optimizer. The optimizer is held weakly, as everything of the script's is."""
@@ -487,6 +505,7 @@ class Hyperparameters:
         for optimizer in optimizers:
             if optimizer in self._context.frameworks.partitions:
                 replicas |= held_by([optimizer])
+        flat = {key for model in self._context.models for key in model.whole_shapes}
         self._groups, self._names, self._told = [], [], b""
         for optimizer in sorted(optimizers, key=self._numbers.__getitem__):
             for place, group in enumerate(optimizer.param_groups):
@@ -497,8 +516,12 @@ class Hyperparameters:
                     counting = (p for p in held if _is_number(optimizer.state.get(p, {}).get("step")))
                     first = next(counting, None)
                     counter = weakref.ref(first) if first is not None else None
-                    # A partition's tensors are lent and taken back.
-                    own = () if optimizer in self._context.frameworks.partitions else held
+                    # A partition's tensors are lent and taken back; of FSDP's flat ones a rank may hold an empty part, of which nothing is remembered.
+                    own = (
+                        []
+                        if optimizer in self._context.frameworks.partitions
+                        else [p for p in held if id(p) not in flat]
+                    )
                     num_remembered = sum(bool(optimizer.state.get(p)) for p in own)
                     found = _OptimizerGroup(weakref.ref(optimizer), place, counter, list(_keys(group)), num_remembered)
                     self._groups.append(found)

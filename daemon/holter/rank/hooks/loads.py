@@ -1,0 +1,118 @@
+"""Weights that the script gives a model, and the files that it had read them from.
+
+    state = torch.load("stage_1.pt")       where its tensors lie in memory is remembered, with their names and the path
+    model.load_state_dict(state["model"])  these came from there
+    p.copy_(state[name])                   a file that has the names of half of the model's parameters is taken to be given to it, too
+
+What is told is that weights were loaded, and from where; whether they are the right ones shows in the fingerprints of the first step.
+"""
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+from holter.rank.context import Context
+from holter.rank.framework import absolute
+from holter.records import Loaded
+
+MAX_DEPTH, MAX_TENSORS, MAX_READ, MAX_FILES = 4, 64, 1024, 8
+"""How deep and how far a state is looked through; places in memory that are remembered; files that are told."""
+
+
+class LoadProbe:
+    """Follows `torch.load` and `load_state_dict`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._read: deque[tuple[int, str]] = deque(maxlen=MAX_READ)
+        """Where a tensor lay when it had been read, and its file; the newest first."""
+        self._files: dict[str, None] = {}
+        self._num_elements = 0
+        self._unclaimed: dict[str, tuple[frozenset[str], int]] = {}
+        """Files that were read -> names in them, and how many elements these have."""
+        self._has_news = False
+
+    def install(self) -> None:
+        """Look at what is read, and at what is given to a model."""
+        patches = self._context.patches
+        patches.replace("load", self._around_load, torch, torch.serialization)
+        patches.replace("load_state_dict", self._around_give, torch.nn.Module)
+
+    def tell(self) -> None:
+        """Training has begun: say what was loaded since the last time."""
+        names = {name for model in self._context.models for name, _ in model.parameters}
+        for path, (held, num_elements) in self._unclaimed.items() if names else ():
+            if 2 * len(held & names) >= len(names):
+                self._take(path, num_elements)
+        self._unclaimed.clear()
+        if self._has_news:
+            self._has_news = False
+            told = Loaded(files=list(self._files)[-MAX_FILES:], num_elements=self._num_elements)
+            self._context.writer.say(self._context.log.step, told)
+
+    def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = self._context.guard.wrap(self._note_read, "any")
+
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            note(args[0] if args else kwargs.get("f"), found)
+            return found
+
+        return load
+
+    def _around_give(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = self._context.guard.wrap(self._note_given, "any")
+
+        @functools.wraps(original)
+        def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+            # Looked at first: a state dict may be emptied by who loads it.
+            note(args[1] if len(args) > 1 else kwargs.get("state_dict"))
+            return original(*args, **kwargs)
+
+        return load_state_dict
+
+    def _note_read(self, source: Any, found: Any) -> None:
+        path = absolute(source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", ""))
+        if path:
+            self._read.extendleft((place, path) for place in islice(_places(found), MAX_TENSORS))
+            if len(self._unclaimed) < MAX_FILES:
+                state = dict(_named(found))
+                self._unclaimed[path] = frozenset(state), sum(state.values())
+
+    def _note_given(self, state: Any) -> None:
+        places = set(islice(_places(state), MAX_TENSORS))
+        path = next((path for place, path in self._read if place in places), "")
+        self._take(path, sum(size for _, size in _named(state)))
+
+    def _take(self, path: str, num_elements: int) -> None:
+        self._has_news = True
+        self._num_elements = max(self._num_elements, num_elements)
+        if path:
+            self._files.pop(path, None)
+            self._files[path] = None
+
+
+def _named(thing: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Names of tensors in a state and how many elements each has."""
+    for name, part in thing.items() if isinstance(thing, Mapping) and depth < MAX_DEPTH else ():
+        if isinstance(part, torch.Tensor):
+            yield str(name), part.numel()
+        else:
+            yield from _named(part, depth + 1)
+
+
+def _places(thing: Any, depth: int = 0) -> Iterator[int]:
+    """Addresses of the tensors in a state, those that have one."""
+    if isinstance(thing, torch.Tensor):
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided and thing.numel():
+            yield thing.data_ptr()
+    elif depth < MAX_DEPTH:
+        parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
+        for part in parts:
+            yield from _places(part, depth + 1)

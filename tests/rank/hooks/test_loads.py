@@ -1,0 +1,47 @@
+"""What a script gives its model, and from which file it came."""
+
+import torch
+from torch import nn
+
+from holter.records import Loaded
+
+
+def step(worn, model: nn.Module) -> list[Loaded]:
+    worn.monitor.add_model(model)
+    model(torch.randn(4, 8)).sum().backward()
+    return [observation.body for observation in worn.said(Loaded)]
+
+
+def made() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+
+
+def test_a_state_that_a_model_is_given_is_told_with_its_file(worn, tmp_path):
+    path = tmp_path / "stage_1.pt"
+    torch.save({"model": made().state_dict(), "step": 7}, path)
+    model = made()
+    model.load_state_dict(torch.load(path)["model"])
+    (told,) = step(worn, model)
+    assert ([str(path)], 8 * 8 + 8 + 8 * 2 + 2) == (told.files, told.num_elements)
+
+
+def test_weights_that_are_copied_by_name_are_told_too(worn, tmp_path):
+    path = tmp_path / "shard0.pt"
+    torch.save(made().state_dict(), path)
+    model, state = made(), torch.load(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name])
+    assert [[str(path)]] == [told.files for told in step(worn, model)]
+
+
+def test_a_file_of_something_else_is_not_told(worn, tmp_path):
+    torch.save({"images": torch.zeros(10, 8)}, tmp_path / "data.pt")
+    torch.load(tmp_path / "data.pt")
+    assert [] == step(worn, made())
+
+
+def test_a_state_without_a_file_is_told_as_that(worn):
+    model = made()
+    model.load_state_dict(made().state_dict())
+    assert [[]] == [told.files for told in step(worn, model)]
