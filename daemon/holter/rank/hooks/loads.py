@@ -22,6 +22,8 @@ from holter.records import Loaded
 
 MAX_DEPTH, MAX_TENSORS, MAX_READ, MAX_FILES = 4, 64, 1024, 8
 """How deep and how far a state is looked through; places in memory that are remembered; files that are told."""
+MAX_ENTRIES, MAX_LISTED = 65_536, 16
+"""Of a mapping, and of a list: data may be read, too, and be long."""
 
 
 class LoadProbe:
@@ -100,7 +102,7 @@ class LoadProbe:
 
 def _named(thing: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
     """Names of tensors in a state and how many elements each has."""
-    for name, part in thing.items() if isinstance(thing, Mapping) and depth < MAX_DEPTH else ():
+    for name, part in islice(thing.items(), MAX_ENTRIES) if isinstance(thing, Mapping) and depth < MAX_DEPTH else ():
         if isinstance(part, torch.Tensor):
             yield str(name), part.numel()
         else:
@@ -113,6 +115,7 @@ def _places(thing: Any, depth: int = 0) -> Iterator[int]:
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided and thing.numel():
             yield thing.data_ptr()
     elif depth < MAX_DEPTH:
-        parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
-        for part in parts:
+        is_list = isinstance(thing, (list, tuple))
+        parts = thing.values() if isinstance(thing, Mapping) else thing if is_list else ()
+        for part in islice(parts, MAX_LISTED if is_list else MAX_ENTRIES):
             yield from _places(part, depth + 1)
