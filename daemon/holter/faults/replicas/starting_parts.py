@@ -19,7 +19,7 @@ What to do
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import PurePath
@@ -236,14 +236,15 @@ def _odd(window: Window, told: Mapping[int, int]) -> tuple[int, ...]:
     """Ranks whose number does not follow the rule that nearly all others follow; none if there is no rule."""
     ranks = len(told)
     stages = {rank: next(iter(_stages(window, rank)), -1) for rank in told}
-    rules: list[Callable[[int], int]] = [lambda rank: rank, lambda rank: stages[rank]]
     # The place on one axis of a mesh: sizes divide the number of ranks.
-    for size in (size for size in range(2, ranks) if ranks % size == 0):
-        rules += [lambda rank, size=size: rank % size, lambda rank, size=size: rank // size]
+    sizes = [size for size in range(2, ranks) if ranks % size == 0]
+    rules = [{rank: rank for rank in told}, stages]
+    rules += [{rank: rank % size for rank in told} for size in sizes]
+    rules += [{rank: rank // size for rank in told} for size in sizes]
     best: tuple[int, ...] | None = None
     for rule in rules:
         for base in (0, 1):
-            odd = tuple(sorted(rank for rank, number in told.items() if number != rule(rank) + base))
+            odd = tuple(sorted(rank for rank, number in told.items() if number != rule[rank] + base))
             best = odd if best is None or len(odd) < len(best) else best
     return best if best and 2 * len(best) <= ranks else ()
 
