@@ -16,6 +16,8 @@ from holter.offline.points import Curves, Points, blocks, finding, finite, scatt
 from holter.records import Evidence, Finding
 
 MIN_POINTS = 6
+MIN_SKIPPED, MIN_SKIPPED_LOGS = 16, 3
+"""Steps skipped one after the other, and logs that say so: a search for a scale takes fewer."""
 FEW = 20
 """Stretches of which a robust scatter says little."""
 
@@ -38,14 +40,20 @@ def judge(curves: Curves) -> Iterator[Finding]:
     if found is None:
         found = norms.silent(curves)
     if found is None and not curves.is_reward and not curves.is_adversarial:
-        found = _divergence(curves) or _overfitting(curves) or still.plateau(curves) or still.stopped(curves)
+        found = (
+            _divergence(curves)
+            or _overfitting(curves)
+            or still.plateau(curves)
+            or still.ran_out(curves)
+            or still.stopped(curves)
+        )
     if found is None:
         found = norms.came_back(curves)
     if found is not None:
         yield found
     if (leak := _leak(curves.memory)) is not None:
         yield leak
-    if (collapse := _scale(curves)) is not None:
+    if (collapse := _scale(curves) or _skipped(curves)) is not None:
         yield collapse
 
 
@@ -159,8 +167,10 @@ def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> t
     """(step, before, after) of the last rise of the rate by half or more within one log, near a step, that is no warm-up."""
     known = finite(rates)
     found = None
+    # The first log that is worse may be the one before: its loss was that of the step before the jump.
+    latest = max(until + span // 50, next((step for step, _ in known if step > until), until))
     for (_, before), (step, after) in zip(known, known[1:], strict=False):  # noqa: RUF007
-        if step > until + span // 50 or (since is not None and step < since):
+        if step > latest or (since is not None and step < since):
             continue
         num_before = sum(at < step for at, _ in known)
         is_warm_up = all(
@@ -243,7 +253,10 @@ def _divergence(curves: Curves) -> Finding | None:
     known = finite(curves.loss)
     if (away := _run_away_below(curves, known)) is not None:
         return away
-    onset = rise(known, is_rate_up=_is_rate_up(curves.rate))
+    # Harder data are no divergence: each stage of a plan is judged by itself.
+    bounds = [-math.inf, *curves.stages, math.inf]
+    stages = ([point for point in known if begin <= point[0] < end] for begin, end in pairwise(bounds))
+    onset = next((found for stage in stages if (found := rise(stage, is_rate_up=_is_rate_up(curves.rate)))), None)
     return (
         _of_rise(curves, onset.step, onset.best, onset.now, onset.start, has_norm=None, is_nan=False) if onset else None
     )
@@ -421,3 +434,31 @@ def _scale(curves: Curves) -> Finding | None:
         {"is_scale_collapsed": True, "series": ["loss_scale", "loss"]},
         [Evidence(kind="scaler", summary=f"loss scale {known[top][1]:g} at step {known[top][0]}, {known[-1][1]:g} at step {known[-1][0]}", values={"step": step})],
     )  # fmt: skip
+
+
+def _skipped(curves: Curves) -> Finding | None:
+    """Every step since some log was skipped, by the scaler's own count, while the loss gets no better: its scale need not be below one, some stop at it."""
+    known = finite(curves.skipped)
+    first = len(known)
+    while first > 1 and _is_all(known[first - 2], known[first - 1]):
+        first -= 1
+    if first == len(known):
+        return None
+    step, last = known[first - 1][0], known[-1][0]
+    after = [value for at, value in finite(curves.loss) if at > step]
+    before = [value for at, value in finite(curves.loss) if at <= step][-5:]
+    is_better = before and after and median(after[-5:]) < 0.99 * median(before)
+    if len(known) - first < MIN_SKIPPED_LOGS or last - step < MIN_SKIPPED or is_better:
+        return None
+    scale = f"; the loss scale is {curves.scale[-1][1]:g}" if curves.scale else ""
+    return finding(
+        "critical", known[first][0], last, f"All {last - step} steps after step {step} were skipped by the loss scaler{scale}.",
+        {"is_scale_collapsed": True, "series": ["loss_scale", "loss"]},
+        [Evidence(kind="scaler", summary=f"skipped steps: as many as there were at the last {len(known) - first} logs{scale}", values={"step": known[first][0], "num_logs": len(known) - first})],
+    )  # fmt: skip
+
+
+def _is_all(before: tuple[int, float], now: tuple[int, float]) -> bool:
+    """Whether all steps between two logs were skipped: some count since the last log, some since the beginning."""
+    num = now[0] - before[0]
+    return num > 0 and num in {now[1], now[1] - before[1]}

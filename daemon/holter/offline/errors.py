@@ -54,7 +54,7 @@ KINDS = (
     Kind("work_status", ("last enqueued NCCL work", "last enqueued work"),
          re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at (?:NCCL )?work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
                     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"), needs=True),
-    Kind("monitored_barrier", ("monitoredBarrier", "monitored barrier"), re.compile(r"[Rr]anks? (?P<missing>\d+(?:, *\d+)*) failed to pass"), needs=True),
+    Kind("monitored_barrier", ("monitoredBarrier", "monitored barrier"), re.compile(r"[Rr]anks? (?P<missing>\d+(?:, *(?:[Rr]ank )?\d+)*) failed to pass"), needs=True),
     Kind("fingerprint", ("Detected mismatch between collectives on ranks", "CollectiveFingerPrint"),
          re.compile(r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<sequence>\d+), )?OpType=(?P<operation>\w+)"
                     r"(?:.*?but Rank (?P<other>\d+) is running.*?OpType=(?P<other_operation>\w+))?"), needs=True),

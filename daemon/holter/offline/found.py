@@ -93,6 +93,8 @@ class LoggedRun:
     """Which run of its file this is."""
     num_resumed: int = 0
     """How often it went back to an earlier step."""
+    steps_per_epoch: float = 0.0
+    """Of those that it counts; 0: not known."""
 
     def names(self) -> list[str]:
         """Of all series, in the order in which they came."""

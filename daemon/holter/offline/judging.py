@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -18,7 +19,7 @@ from holter.faults.model.architecture import Architecture
 from holter.faults.window import ModelView, Note, Spread, StepNumbers
 from holter.offline import causes, curves, messages, naming, schedules, still
 from holter.offline.code import Hint, hints, shapes
-from holter.offline.found import Found, LoggedRun, Shapes
+from holter.offline.found import Config, Found, LoggedRun, Shapes
 from holter.offline.points import Curves, Points
 from holter.offline.reading import repetition
 from holter.records import (
@@ -132,9 +133,15 @@ def curves_of(run: LoggedRun) -> Curves:
     underflowed = next((one for name in names if naming.term_of_loss(name) and still.is_underflowed(one := run.points(name))), [])  # fmt: skip
     return Curves(
         loss=underflowed or longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
-        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
+        scale=longest("loss_scale"), skipped=longest("skipped"), stages=_stages(run), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
         lost=tuple(name for name in names if naming.of_policy(name) in {"kl", "entropy"} and _is_lost(run.points(name))),
     )  # fmt: skip
+
+
+def _stages(run: LoggedRun) -> tuple[int, ...]:
+    """Since when each stage goes on that the log counts."""
+    known = (run.points(name) for name in run.names() if naming.is_stage(name))
+    return tuple(sorted({step for points in known for (_, a), (step, b) in pairwise(points) if a != b}))
 
 
 def _is_lost(points: Points) -> bool:
@@ -182,7 +189,11 @@ def window_of(run: LoggedRun, found: Found) -> Window:
         for step, modules in sorted(vitals.items())
     ]
     notes += [
-        _note(error.step, ScriptWarning(text=error.text, where=error.values.get("where", f"{error.file}:{error.line}")))
+        _note(
+            error.step,
+            ScriptWarning(text=error.text, where=error.values.get("where", f"{error.file}:{error.line}")),
+            -1 if error.rank is None else error.rank,
+        )
         for error in found.errors
         if error.kind == "variance_warning"
     ]
@@ -194,8 +205,8 @@ def _vital(layer: str, norm: float) -> ModuleVitals:
     return ModuleVitals(layer, "float32", 1, nan, norm, nan, nan, nan, nan, nan, 1.0)
 
 
-def _note(step: int, body: Rare) -> Note:
-    return Note(rank=0, step=step, at_ns=0, body=body)
+def _note(step: int, body: Rare, rank: int = 0) -> Note:
+    return Note(rank=rank, step=step, at_ns=0, body=body)
 
 
 def _spread(value: float) -> Spread:
@@ -206,7 +217,7 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
     made, window = _with_rates(curves_of(run), run, found), window_of(run, found)
     own = list(curves.judge(made))
     for finding in (*own, *_by_layer(window)):
-        computed = tuple(schedules.against(made, finding, found, run.counted_by))
+        computed = tuple(schedules.against(made, finding, found, run))
         yield dataclasses.replace(_judged(finding, window, run), computed=computed)
     is_explained = any(
         finding.facts.get("is_rising")
@@ -218,6 +229,8 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
     names = (
         {"loss_trend", "gradient_explosion", "nonfinite_loss", "overfitting", "learning_rate"}
         if is_explained or made.is_reward or made.is_adversarial
+        else {"nonfinite_loss", "loss_trend"}
+        if made.stages
         else {"nonfinite_loss"}
     )
     for detector in detectors:
@@ -246,7 +259,7 @@ def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
     num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
     if made.rate or num_runs > 1:
         return made
-    rates = schedules.computed_rates(found, run.counted_by, made.loss)
+    rates = schedules.computed_rates(found, run, made.loss)
     return dataclasses.replace(made, rate=rates, is_rate_computed=bool(rates))
 
 
@@ -489,17 +502,20 @@ def _stage(finding: Finding, *, has_jump: bool) -> int:
     """What explains others comes first."""
     if finding.detector == "by_layer" and (finding.facts.get("is_vanishing") or not has_jump):
         # A loss that does not move, or rises, follows from it; but a rate that jumped explains both.
-        return 1
-    return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 2}.get(
-        finding.detector, 3 if finding.detector != "message" else 4
+        return 2 if finding.facts.get("is_vanishing") else 1
+    return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 3}.get(
+        finding.detector, 4 if finding.detector != "message" else 5
     )
 
 
 def _follows(lead: _Judged, other: _Judged) -> bool:
     if lead.causes[0].cause == other.causes[0].cause or brings_about(lead.finding, other.finding):
         return True
-    if lead.finding.detector == "variance_of_nothing" and other.finding.detector == "message":
-        return "nan" in other.finding.summary.lower()
+    if lead.finding.detector == "variance_of_nothing" and other.finding.detector in {"message", "curve"}:
+        return "nan" in other.finding.summary.lower() and other.finding.first_step >= lead.finding.first_step - 1
+    if lead.finding.detector == other.finding.detector == "by_layer":
+        # Some layers get next to nothing and others far too much: neither brings about the other.
+        return False
     if lead.finding.detector in {"layers", "architecture"}:
         return other.finding.detector in {"samples", "output_variety"} or other.finding.facts.get("is_still") is True
     is_own = lead.finding.detector in {"curve", "learning_rate", "by_layer", "gradient_explosion"}
@@ -521,8 +537,8 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
     """The causes, the first with the settings and lines of code that it points to."""
     first, *rest = lead.causes
     words = SETTINGS.get(first.cause, ())
-    named = {(one.values["file"], one.values["name"]) for one in lead.computed}
     more = [*lead.computed]
+    told = " ".join(one.summary for one in lead.computed)
     more += [
         Evidence(
             kind="setting",
@@ -535,11 +551,8 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
                 "basis": "inference",
             },
         )
-        for name, value, config in found.settings()
-        if (config.file, name) not in named
-        and any(
-            word == part or word in name.lower() for word in words for part in naming.words(name.rpartition(".")[2])
-        )
+        for name, value, config in _by_line(found)
+        if f"{name} = {value}" not in told and any(word in name.rpartition(".")[2].lower() for word in words)
     ][:10]
     kinds = HINTS.get(first.cause, ())
     more += [
@@ -552,3 +565,13 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
         if hint.kind in kinds
     ][:8]
     return msgspec.structs.replace(first, evidence=(*first.evidence, *more)), *rest
+
+
+def _by_line(found: Found) -> Iterator[tuple[str, str, Config]]:
+    """Settings, of each line of a file one."""
+    seen: set[tuple[str, int]] = set()
+    for name, value, config in found.settings():
+        line = config.lines.get(name, 0)
+        if not line or (config.file, line) not in seen:
+            seen.add((config.file, line))
+            yield name, value, config

@@ -37,6 +37,8 @@ _COUNTER = re.compile(
     re.IGNORECASE,
 )
 """`iter 250: loss 2.1`, `[Step 40] loss ...`: a counter in front of what was measured."""
+_PADDED = re.compile(r"\[([ \d]{3,}(?<=\d))\](?!:\s*\[)")
+"""`[   50] loss 2.1`: a number that was made as wide as the last one will be counts something."""
 _CELL = re.compile(rf"^\s*({_NAME}(?: [A-Za-z_][\w/-]*){{0,3}})\s+({_NUMBER})%?\s*$")
 """`gnorm 0.390`: one of several between bars."""
 MIN_CELLS = 3
@@ -141,6 +143,8 @@ class LineContext:
     table: dict[str, str] = field(default_factory=dict)
     """Names and numbers of a table that is being printed, one a line."""
     section: str = ""
+    width: int = 0
+    """Characters of a counter between brackets that begins with blanks or zeros."""
     columns: tuple[str, ...] = ()
     """Names that the last line of names has given to the numbers below it."""
 
@@ -176,6 +180,8 @@ def parse(line: str, context: LineContext) -> LogRow | None:
     _numbers(line, row)
     if row.step is None and (counter := _COUNTER.search(line)):
         row.step = int(counter.group(1))
+    if row.step is None and row.values and "[" in line:
+        row.step = _padded(line, context)
     if not row.values:
         return None
     if _HELD_OUT_LINE.search(line) and not any(naming.is_held_out(name) for name in row.values):
@@ -186,6 +192,16 @@ def parse(line: str, context: LineContext) -> LogRow | None:
         row.epoch = context.epoch
     row.rank = rank_of(line)
     return row
+
+
+def _padded(line: str, context: LineContext) -> int | None:
+    """The number between brackets that is as wide as those before it, which began with blanks or zeros."""
+    for text in _PADDED.findall(line):
+        if text[0] in " 0":
+            context.width = len(text)
+        if len(text) == context.width:
+            return int(text)
+    return None
 
 
 def _numbers(line: str, row: LogRow) -> None:
@@ -284,7 +300,7 @@ def _take(row: LogRow, name: str, text: str, after: str, suffix: str = "") -> No
     if not name:
         return
     if naming.is_step(name):
-        if row.within_epoch and naming.counts_the_run(name):
+        if naming.counts_the_run(name):
             row.step, row.total, row.within_epoch = None, None, False
         # `update: 0.02` is a share of an epoch.
         if row.step is None and value == value and abs(value) < 1e15 and ("." not in text or text.endswith(".0")):  # noqa: PLR0124, PLR2004 - NaN counts nothing

@@ -24,6 +24,7 @@ _LOSS = frozenset({"loss", "trl"})
 _NORM_WORDS = frozenset({"grad", "gradient", "gradients", "norm", "gnorm", "gradnorm", "grads"})
 _RATE_WORDS = frozenset({"lr", "learning", "rate", "learningrate", "pg", "group", "adam", "adamw", "sgd", "param", "groups", "max", "pg0", "pg1", "group0", "lr0", "lr1", "optim0", "optim1"})  # fmt: skip
 _MEMORY = frozenset({"memory", "mem", "vram", "gpumem"})
+_STAGES = frozenset({"stage", "phase", "curriculum", "difficulty", "lesson", "task"})
 _KNOWN = {"tel": "test_loss", "vl": "val_loss", "gnorm": "grad_norm", "grdn": "grad_norm"}
 _STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s", "global_step", "globalstep", "num_updates", "train_num_updates",
                    "trainer/global_step", "_step", "current_iteration", "step_num", "optimizer_step", "total_steps_done", "update", "updates", "global_steps",
@@ -120,6 +121,13 @@ def module_of_gradient(name: str) -> str:
         - {"max", "min", "std", "var", "overflow", "accum", "accumulation", "steps", "updates", "time"}
     )
     return layer if has_more else ""
+
+
+@lru_cache(maxsize=8192)
+def is_stage(name: str) -> bool:
+    """Whether it counts the stages of a plan: `stage`, `curriculum/level`, `task_id`."""
+    parts = set(words(name)) - _PLAIN
+    return bool(parts & _STAGES) and parts <= _STAGES | {"id", "idx", "index", "level", "number", "num"}
 
 
 @lru_cache(maxsize=8192)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -30,6 +30,10 @@ class Curves:
     is_adversarial: bool = False
     is_rate_computed: bool = False
     """The log has no rates: these are what the settings give."""
+    skipped: Points = field(default_factory=list)
+    """Steps that the loss scaler skipped, since the last log or since the beginning."""
+    stages: tuple[int, ...] = ()
+    """Steps at which the log says that another stage of its plan began."""
     lost: tuple[str, ...] = ()
     """What a policy is measured by and is no number at the last logs."""
 

@@ -27,6 +27,8 @@ MAX_INFLATED = 4 * 2**30
 """Bytes of a compressed file that are looked at."""
 MAX_ROW = 2**20
 """Bytes that are read at once, and of a line that are looked at."""
+MAX_SENTENCE = 8192
+"""Characters of what a model wrote that are looked at."""
 LARGE = 12 * 2**20
 PER_CHUNK = 400
 """Rows of a table that is larger than that which are read of each megabyte."""
@@ -297,44 +299,48 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
         and not any(run.num_points > 2 for run in found.runs[before[0] :])  # noqa: PLR2004
         and len(found.errors) == before[1]
     ):
+        if _says_one_word(path, text, found):
+            return
         if (config := configs.from_text(file, text)) is not None:
-            del found.runs[before[0] :]
+            del found.runs[before[0] :], found.configs[before[2] :]
             found.configs.append(config)
             return
-        if (len(found.runs), len(found.errors), len(found.configs)) == before:
-            _prose(path, text, found)
+        # Mlflow keeps a file for each tag.
+        if (len(found.runs), len(found.errors), len(found.configs)) == before and path.parent.name != "tags":
+            found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
 
 
-def _prose(path: Path, text: str, found: Found) -> None:
-    """Neither numbers nor errors: perhaps what a model wrote."""
+def _says_one_word(path: Path, text: str, found: Found) -> bool:
+    """What a model wrote, if much of it is one word over and over."""
     lines = [
         (number, line.strip())
         for number, line in enumerate(text.splitlines(), start=1)
         if len(line.split()) >= 4 and not _ASKED.match(line)  # noqa: PLR2004 - a sentence
     ]
     repeated = [(number, line) for number, line in lines if repetition(line) > 0.6]  # noqa: PLR2004 - most of its words
-    if len(repeated) >= 3 and len(repeated) >= 0.3 * len(lines):  # noqa: PLR2004 - not by chance
-        found.samples.extend(WrittenSample(str(path), number, line) for number, line in lines[: tables.MAX_SAMPLES])
-    elif path.parent.name != "tags":
-        # Mlflow keeps a file for each tag.
-        found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
+    if len(repeated) < 3 or len(repeated) < 0.3 * len(lines):  # noqa: PLR2004 - not by chance
+        return False
+    found.samples.extend(WrittenSample(str(path), number, line) for number, line in lines[: tables.MAX_SAMPLES])
+    return True
 
 
 def repetition(text: str) -> float:
     """Share of the commonest word."""
-    parts = text.split()
+    parts = text[:MAX_SENTENCE].split()
     return max((parts.count(word) for word in set(parts[:400])), default=0) / len(parts) if parts else 0.0
 
 
-def _numbered(stream: BinaryIO, size: int, report: Callable[[int], None]) -> Iterator[tuple[int, str]]:
-    """(number, line) of lines that hold something, each cut to a bound; of a large file an even choice, and all that are not numbers."""
+def _numbered(
+    stream: BinaryIO, size: int, report: Callable[[int], None], row_begins: bytes = b""
+) -> Iterator[tuple[int, str]]:
+    """(number, line) of lines that hold something, each cut to a bound; of a large file an even choice, all that are not numbers, and all that begin otherwise than a row."""
     number, rest = 1, b""
     while chunk := stream.read(MAX_ROW):
         report(len(chunk))
         *whole, rest = (rest[:MAX_ROW] + chunk).split(b"\n")
         stride = max(1, len(whole) // PER_CHUNK) if size > LARGE else 1
         for place, line in enumerate(whole):
-            if (number == 1 or place % stride == 0 or b"nan" in line or b"NaN" in line or b"nf" in line) and line.strip():  # fmt: skip
+            if (number == 1 or place % stride == 0 or b"nan" in line or b"NaN" in line or b"nf" in line or not line.lstrip().startswith(row_begins)) and line.strip():  # fmt: skip
                 yield number + place, line[:65_536].decode("utf-8", "replace").rstrip("\r")
         number += len(whole)
     if rest.strip():
@@ -344,7 +350,7 @@ def _numbered(stream: BinaryIO, size: int, report: Callable[[int], None]) -> Ite
 def _read_large_json(file: str, begin: str, stream: BinaryIO, found: Found, report: Callable[[int], None]) -> bool:
     """Without ever holding the whole: JSON lines by the line, anything else by the objects that have nothing inside."""
     if begin.partition("\n")[0].rstrip().endswith("}"):
-        return tables.read_json_lines(file, _numbered(stream, LARGE + 1, report), found) > 0
+        return tables.read_json_lines(file, _numbered(stream, LARGE + 1, report, b"{"), found) > 0
     num = tables.salvage(file, _pieces(stream, report), found, PER_CHUNK)
     if num:
         found.remarks.append(f"{file} is too large to be read at once: {num:,} rows of it are used")
@@ -365,10 +371,10 @@ def _read_json(path: Path, stream: BinaryIO, found: Found, flights: list[Path], 
         whole = tables.loads(text)
     except ValueError:
         first = text.lstrip("﻿ \r\n").partition("\n")[0]
-        is_lines = first.rstrip().endswith("}") and tables.read_json_lines(file, tables.lines_of(text), found) > 0
-        if is_lines:
-            report(len(content))
-            return True
+        if first.rstrip().endswith("}") and "\n" in text.strip():
+            is_lines = tables.read_json_lines(file, tables.lines_of(text), found) > 0
+            report(len(content) if is_lines else 0)
+            return is_lines
         if num := tables.salvage(file, [text], found) if '"' in text[:2000] and "'" not in first[:20] else 0:
             found.failures.append(f"{file} is no whole JSON: {num} rows of it are used")
             report(len(content))
@@ -428,27 +434,43 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
     found.symptoms.extend(_texts(whole.get("symptoms")))
     found.constraints.extend(_texts(whole.get("constraints")))
     for kind, value in whole["artifacts"].items():
+        file = f"{path}#{kind}"
+        rows = value if isinstance(value, list) and all(isinstance(one, (dict, list)) for one in value) else []
+        if len(rows) > 1 and tables.read_history(file, rows, found):
+            continue
+        if isinstance(value, list) and value and all(isinstance(one, (int, float)) for one in value):
+            tables.series_of(file, {"loss": value}, found)
+            continue
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and "\n" not in one and len(one) < 1024 and (path.parent / one).is_file():  # noqa: PLR2004 - a name of a file
-                try:
-                    inner = read([path.parent / one])
-                except UsageError as error:
-                    found.failures.append(str(error))
-                    continue
-                for name in ("runs", "errors", "configs", "code", "tables", "samples", "remarks", "failures"):
-                    getattr(found, name).extend(getattr(inner, name))
-            elif isinstance(one, str) and _FILE_NAME.fullmatch(one.strip()):
-                found.absent.append(one.strip())
-            elif isinstance(one, str) and one.strip():
-                _inline(f"{path}#{kind}", one, found)
+            if isinstance(one, str):
+                _artifact(path, kind, one, found)
             elif isinstance(one, dict):
-                config = (
-                    None if tables.series_of(f"{path}#{kind}", one, found) else configs.from_json(f"{path}#{kind}", one)
-                )
+                columns = {_as_loss(name) if "loss" in kind else name: column for name, column in one.items()}
+                is_series = tables.series_of(file, columns, found)
+                config = None if is_series else configs.from_json(file, one)
                 found.configs.extend([config] if config else [])
-            elif isinstance(value, list) and isinstance(one, (int, float)):
-                tables.series_of(f"{path}#{kind}", {"loss": value}, found)
-                break
+
+
+def _artifact(path: Path, kind: str, said: str, found: Found) -> None:
+    """The name of a file beside the package, or a text."""
+    if "\n" not in said and len(said) < 1024 and (path.parent / said).is_file():  # noqa: PLR2004 - a name of a file
+        try:
+            inner = read([path.parent / said])
+        except UsageError as error:
+            found.failures.append(str(error))
+            return
+        for name in ("runs", "errors", "configs", "code", "tables", "samples", "remarks", "failures"):
+            getattr(found, name).extend(getattr(inner, name))
+    elif _FILE_NAME.fullmatch(said.strip()):
+        found.absent.append(said.strip())
+    elif said.strip():
+        _inline(f"{path}#{kind}", said, found)
+
+
+def _as_loss(name: str) -> str:
+    """Of what stands under `loss_curves` a curve that is called `train` or `val` is one of the loss."""
+    words = set(naming.words(name))
+    return f"{name}_loss" if words and words <= naming.HELD_OUT | {"train", "training"} else name
 
 
 _FILE_NAME = re.compile(r"[\w./\\ -]{1,200}\.[A-Za-z]\w{0,9}")

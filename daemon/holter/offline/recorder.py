@@ -11,6 +11,8 @@ A log is not always one run from its first step to its last:
 """
 
 import math
+from itertools import pairwise
+from statistics import median
 
 from holter.offline.found import LoggedRun, Series
 from holter.offline.lines import LineContext, LogRow
@@ -42,7 +44,8 @@ class _Track:
         self.counted = 0
         self.counts: dict[frozenset[str], int] = {}
         self.num_resumed = 0
-        self.late = 0
+        self.epochs: dict[int, int] = {}
+        """Epoch -> its first step."""
 
 
 class RowRecorder:
@@ -79,6 +82,8 @@ class RowRecorder:
         # A restart has replaced the tracks.
         track = self._tracks.setdefault(rank, _Track())
         track.highest = max(track.highest, step)
+        if row.epoch is not None and len(track.epochs) < MAX_EPOCHS:
+            track.epochs.setdefault(int(row.epoch), step)
         for name, value in row.values.items():
             series = track.series.get(name)
             if series is None:
@@ -225,12 +230,18 @@ class RowRecorder:
             self._counted_by = {"epoch"}
         counted = "step" if "step" in self._counted_by else "epoch" if self._counted_by == {"epoch"} else "log"
         resumed = max((track.num_resumed for track in self._tracks.values()), default=0)
-        return LoggedRun(self._file, by_rank, counted, len(self._done), resumed)
+        per_epoch = 1.0 if counted == "epoch" else max(map(_per_epoch, self._tracks.values()), default=0.0)
+        return LoggedRun(self._file, by_rank, counted, len(self._done), resumed, per_epoch)
 
     def runs(self) -> list[LoggedRun]:
         """All of them, once the file has been read."""
         last = self._run()
         return [*self._done, *([last] if last is not None else [])]
+
+
+def _per_epoch(track: _Track) -> float:
+    begins = sorted(track.epochs.items())
+    return median([(b - a) / (n - m) for (m, a), (n, b) in pairwise(begins)] or [0.0])
 
 
 def _unrounded(step: int, unit: int, last: int, interval: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from holter.offline.code import calls_with_constants
-from holter.offline.found import Found
+from holter.offline.found import Found, LoggedRun
 from holter.offline.points import Curves, Points, finite
 from holter.records import Evidence, Finding
 
@@ -102,8 +102,8 @@ def settings_of(found: Found) -> list[Setting]:
     return made
 
 
-def schedule_of(settings: Sequence[Setting], last_step: int) -> RateSchedule | None:
-    """The schedule that the settings give a run that came to this step; None: they name no rate."""
+def schedule_of(settings: Sequence[Setting], last_step: int, per_epoch: float = 0.0) -> RateSchedule | None:
+    """The schedule that the settings give a run that came to this step, in steps, of which an epoch has so many (0: not known); None: they name no rate."""
     rate = _first(settings, RATE)
     if rate is None:
         return None
@@ -118,38 +118,44 @@ def schedule_of(settings: Sequence[Setting], last_step: int) -> RateSchedule | N
 
     kind = next((one for one in settings if _last(one) in KIND and _number(one.value) is None), None)
     epochs = _first(settings, EPOCHS)
-    total = number(TOTAL, epochs[1] if epochs else 0.0)
+    num_epochs = epochs[1] if epochs else last_step / per_epoch if per_epoch else 0.0
+    total = number(TOTAL, epochs[1] * per_epoch if epochs else 0.0)
     stones = next((one for one in settings if _last(one) in MILESTONES), None)
-    milestones = _numbers(stones.value) if stones else ()
+    milestones, period = _numbers(stones.value) if stones else (), number(PERIOD)
+    if per_epoch > 1 and 0 < max(*milestones, period, 0.0) <= num_epochs:
+        # Nobody changes the rate within so few steps: they are epochs.
+        milestones, period = tuple(one * per_epoch for one in milestones), period * per_epoch
     if stones is not None:
         said.append(stones)
     if kind is not None:
         said.append(kind)
     warm_up = number(WARM_UP) or number(WARM_UP_SHARE) * (total or last_step)
+    if any(_last(one) == "warmup_epochs" for one in said):
+        warm_up *= per_epoch
     return RateSchedule(
-        base=rate[1], kind=kind.value.lower() if kind else "", warm_up=max(0.0, warm_up), total=max(total, 0.0) or last_step, milestones=milestones, period=number(PERIOD),
+        base=rate[1], kind=kind.value.lower() if kind else "", warm_up=max(0.0, warm_up), total=max(total, 0.0) or last_step, milestones=milestones, period=period,
         factor=number(FACTOR, 0.1), restart=number(RESTART), least=number(LEAST), said=tuple(said),
     )  # fmt: skip
 
 
-def computed_rates(found: Found, counted_by: str, loss: Points) -> Points:
+def computed_rates(found: Found, run: LoggedRun, loss: Points) -> Points:
     """The rate at every logged step, where the log has none and the settings have more than a constant."""
     settings = settings_of(found)
-    made = schedule_of(settings, loss[-1][0] if loss else 0)
+    unit = _unit(settings, run.counted_by)
+    made = schedule_of(settings, int(loss[-1][0] * unit) if loss else 0, run.steps_per_epoch * unit)
     if made is None or not (made.milestones or made.period or made.restart or made.warm_up or made.kind):
         return []
-    unit = _unit(settings, counted_by)
     return [(step, made.rate(step * unit)) for step, _ in loss]
 
 
-def against(curves: Curves, finding: Finding, found: Found, counted_by: str) -> Iterator[Evidence]:
+def against(curves: Curves, finding: Finding, found: Found, run: LoggedRun) -> Iterator[Evidence]:
     """What the settings have to do with where this curve went wrong."""
     settings = settings_of(found)
     if not settings or finding.first_step < 0 or not curves.loss:
         return
     onset, span = finding.first_step, max(1, curves.loss[-1][0] - curves.loss[0][0])
-    unit = _unit(settings, counted_by)
-    made = schedule_of(settings, int(curves.loss[-1][0] * unit))
+    unit = _unit(settings, run.counted_by)
+    made = schedule_of(settings, int(curves.loss[-1][0] * unit), run.steps_per_epoch * unit)
     if made is not None and finding.facts.get("is_rising"):
         yield from _rate_at(made, curves, onset, span, unit)
         yield from _warm_up(made, onset, span, unit)
@@ -175,8 +181,11 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
         of_top = "its highest" if now >= 0.95 * top else f"{now / top:.0%} of its highest"
         is_warm = made.warm_up and abs(onset - made.warm_up / unit) <= 2 * NEAR * span
         told = f"the schedule gives {now:.3g} at step {onset}, {of_top}{'' if is_warm else ': no change of the rate begins it'}"
-    logged = next((rate for step, rate in finite(curves.rate) if step >= onset), None) if not curves.is_rate_computed else None  # fmt: skip
-    if logged is not None and now > 0 and not 0.5 < logged / now < 2:  # noqa: PLR2004 - another scale, not rounding
+    known = [] if curves.is_rate_computed else finite(curves.rate)
+    place = next((place for place, (step, _) in enumerate(known) if step >= onset), len(known))
+    around = [rate for _, rate in known[max(0, place - 1) : place + 2]]
+    logged = min(around, key=lambda rate: abs(rate - now), default=now)
+    if now > 0 and not 0.5 < logged / now < 2:  # noqa: PLR2004 - another scale, not rounding
         told += f"; but the log says {logged:.3g}: another schedule ran than the settings say"
     yield _evidence(
         f"{', '.join(one.told() for one in made.said[:6])}: {told}", made.said[0], {"rate": now, "step": onset}

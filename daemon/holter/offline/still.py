@@ -102,6 +102,30 @@ def stopped(curves: Curves) -> Finding | None:
     )  # fmt: skip
 
 
+def ran_out(curves: Curves) -> Finding | None:
+    """A rate that came to exactly zero long before the end, and a loss that stands still since."""
+    rates, known = finite(curves.rate), finite(curves.loss)
+    first = len(rates)
+    while first and rates[first - 1][1] == 0:
+        first -= 1
+    num = len(rates) - first
+    if curves.is_rate_computed or not first or num < MIN_STOPPED or 5 * num < len(rates):
+        return None
+    step = rates[first][0]
+    since = [value for at, value in known if at >= step]
+    part = len(since) // 4
+    if part < 3:  # noqa: PLR2004 - too few to tell
+        return None
+    move = abs(median(since[-part:]) - median(since[:part]))
+    if move > 3 * deviation(since) / math.sqrt(part) or abs(median(since)) < 0.05:  # noqa: PLR2004 - another group of parameters trains, or it has arrived
+        return None
+    return finding(
+        "warning", step, rates[-1][0], f"The learning rate is 0 since step {step}, and nothing is learnt since: the loss is {median(since):.4g} at all {len(since)} logs.",
+        {"is_still": True, "is_rising": False, "is_norm_zero": False, "is_rate_zero": True, "is_constant": False, "is_guess": False, "series": ["loss", "learning_rate"]},
+        [Evidence(kind="schedule", summary=f"learning rate {rates[first - 1][1]:.3g} at step {rates[first - 1][0]}, 0 at each of the {num} logs from step {step} on; loss moved by {move:.2g} since", values={"step": step, "num_logs": num, "move": move})],
+    )  # fmt: skip
+
+
 def _last_digit(series: Sequence[float]) -> float:
     """The unit of the last decimal that is ever printed: `0.6931` -> 0.0001."""
     decimals = max((len(f"{value:.10f}".rstrip("0").partition(".")[2]) for value in series), default=0)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from holter.offline.errors import ErrorReader
 from holter.offline.found import Found, Shapes, WrittenSample
+from holter.offline.lines import plain
 from holter.offline.recorder import RowRecorder, add_values, as_number
 
 MAX_DEPTH = 6
@@ -31,6 +33,7 @@ _WRITTEN = (
 """Keys under which tools keep what a model wrote."""
 _ASKED = frozenset({"prompt", "input", "question", "instruction", "query", "prompts", "inputs"})
 MAX_SAMPLES = 2000
+MAX_COLUMNS = 4
 MAX_OBJECT = 65_536
 """Letters of an object that is a row."""
 HEADER_WORDS = re.compile(r"[A-Za-z]")
@@ -60,8 +63,16 @@ def read_history(file: str, history: Iterable[Any], found: Found, first_line: in
             add_values(recorder, flat(row), first_line + number)
             num += 1
             _sample(file, row, first_line + number, found)
+        elif isinstance(row, list) and 1 < len(row) <= MAX_COLUMNS and all(isinstance(one, (int, float)) for one in row):  # fmt: skip
+            _add_unnamed(recorder, [float(one) for one in row], first_line + number, _tag_of(file))
+            num += 1
     found.runs.extend(run for run in recorder.runs() if run.names())
     return num
+
+
+def _tag_of(file: str) -> str:
+    """What TensorBoard says in the name of a file that was loaded down from its page; else the loss."""
+    return file.rpartition("tag-")[2].removesuffix(".json") if "tag-" in file else "loss"
 
 
 def _sample(file: str, row: Mapping[str, Any], line: int, found: Found) -> None:
@@ -86,12 +97,14 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, 
 
 
 def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
-    """A JSON object a line; a line that is none is passed over. How many were rows."""
-    recorder = RowRecorder(file)
-    num = 0
+    """A JSON object a line; of others, what they say of errors. How many were rows; 0 where most lines are none: it is a log."""
+    recorder, errors = RowRecorder(file), ErrorReader(file)
+    num = num_others = 0
     for number, line in lines:
         text = line.strip().rstrip(",")
         if not text.startswith("{"):
+            num_others += bool(text)
+            errors.line(plain(line.rstrip("\n")), number, recorder.last_step, recorder.num_rows)
             continue
         try:
             row = loads(text)
@@ -101,8 +114,15 @@ def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -
             num += 1
             add_values(recorder, flat(row), number)
             _sample(file, row, number, found)
-    found.runs.extend(run for run in recorder.runs() if run.names())
+    if num_others > num and recorder.num_rows < num_others:
+        return 0
+    _keep(recorder, errors, found)
     return num
+
+
+def _keep(recorder: RowRecorder, errors: ErrorReader, found: Found) -> None:
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    found.errors.extend(errors.finish(recorder.last_step, recorder.num_rows))
 
 
 def salvage(file: str, pieces: Iterable[str], found: Found, at_most: int = 10**9) -> int:
@@ -178,8 +198,8 @@ def looks_like_csv(head: str) -> str:
 
 
 def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found: Found) -> int:
-    """Rows; empty cells are what was not logged at that row."""
-    recorder, names, num = RowRecorder(file), [""], 0
+    """Rows; empty cells are what was not logged at that row. Below them somebody's script may have raised."""
+    recorder, errors, names, num = RowRecorder(file), ErrorReader(file), [""], 0
     for number, line in lines:
         try:
             cells = next(csv.reader([line.replace("\x00", "")], delimiter=separator), [])
@@ -187,10 +207,12 @@ def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found:
             continue
         if number == 1:
             names = [name.strip().strip("﻿\"'") for name in cells]
-        elif any(cell.strip() for cell in cells) and [cell.strip() for cell in cells] != names:
+        elif not any(as_number(cell) is not None for cell in cells):
+            errors.line(plain(line), number, recorder.last_step, recorder.num_rows)
+        else:
             add_values(recorder, dict(zip(names, cells, strict=False)), number)
             num += 1
-    found.runs.extend(run for run in recorder.runs() if run.names())
+    _keep(recorder, errors, found)
     return num
 
 
@@ -218,22 +240,23 @@ def read_numeric(file: str, name: str, lines: Iterable[tuple[int, str]], found: 
         cells = [as_number(cell) for cell in line.replace(",", " ").split()]
         if not cells or None in cells:
             continue
-        values = [cell for cell in cells if cell is not None]
-        if len(values) == 3 and values[0] > 1e11:  # noqa: PLR2004 - milliseconds since the epoch
-            add_values(recorder, {name: values[1]}, number, step=int(values[2]))
-        elif len(values) == 1:
-            add_values(recorder, {"loss": values[0]}, number, step=number)
-        else:
-            columns = dict(zip(("loss", "eval_loss", "column_4"), values[1:], strict=False))
-            add_values(
-                recorder,
-                dict(columns),
-                number,
-                step=int(values[0]) if abs(values[0]) < 1e15 and values[0] == values[0] else None,  # noqa: PLR2004
-            )
+        _add_unnamed(recorder, [cell for cell in cells if cell is not None], number, name)
         num += 1
     found.runs.extend(run for run in recorder.runs() if run.names())
     return num
+
+
+def _add_unnamed(recorder: RowRecorder, values: list[float], line: int, name: str) -> None:
+    """One to four numbers: loss; step and loss; mlflow's time, value, step; TensorBoard's time, step, value."""
+    if len(values) == 3 and values[0] > 1e11:  # noqa: PLR2004 - milliseconds since the epoch
+        add_values(recorder, {name: values[1]}, line, step=int(values[2]))
+    elif len(values) == 3 and values[0] > 1e9 and values[1].is_integer():  # noqa: PLR2004 - seconds since the epoch
+        add_values(recorder, {name: values[2]}, line, step=int(values[1]))
+    elif len(values) == 1:
+        add_values(recorder, {"loss": values[0]}, line, step=line)
+    else:
+        step = int(values[0]) if abs(values[0]) < 1e15 and values[0] == values[0] else None  # noqa: PLR2004
+        add_values(recorder, dict(zip(("loss", "eval_loss", "column_4"), values[1:], strict=False)), line, step=step)
 
 
 _SHAPE = re.compile(r"^\W*([\w.]+)\W+\(?(?:torch\.Size\()?[\[(]\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*[\])]")

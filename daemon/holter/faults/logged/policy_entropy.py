@@ -77,7 +77,7 @@ class PolicyEntropy:
             runs = [mostly_trailing(points, holds) for holds in ends]
             run = next((one for one in runs if len(one) >= self.min_logs), self._fall(window, points, begin, top))
             if run and len(points) > len(run):
-                yield _finding(window, (name, begin, top), run, self.min_logs)
+                yield _finding(window, (name, begin, top), points, run, self.min_logs)
                 return
 
     def _fall(
@@ -112,15 +112,23 @@ class PolicyEntropy:
 
 
 def _finding(
-    window: Window, known: tuple[str, float, float | None], run: Sequence[LoggedPoint], min_logs: int
+    window: Window,
+    known: tuple[str, float, float | None],
+    points: Sequence[LoggedPoint],
+    run: Sequence[LoggedPoint],
+    min_logs: int,
 ) -> Finding:
     name, begin, top = known
     is_low = run[-1][1] < begin
+    half = (begin + run[-1][1]) / 2
+    # Since when it is nearer to where it ended than to where it began.
+    before = [step for step, value in points if step < run[0][0] and (value >= half) is is_low]
+    first_step = next(step for step, _ in points if not before or step > before[-1])
     of_top = f" of at most {top:.3g}" if top else ""
     return Finding(
         detector=PolicyEntropy.name,
         severity="warning",
-        first_step=run[0][0],
+        first_step=first_step,
         detected_step=run[min_logs - 1][0],
         ranks=tuple(sorted(window.attached)),
         summary=f"The policy's entropy {'fell' if is_low else 'rose'} from {begin:.3g} to {run[-1][1]:.3g}{of_top} and has stayed there since step {run[0][0]}.",

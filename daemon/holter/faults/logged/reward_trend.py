@@ -2,8 +2,7 @@
 
 What it detects
     A logged mean reward that lost more than half of what it had gained, far beyond its noise, for dozens of logs, and is not
-    recovering. Where only a dozen logs came before: a reward that fell at once, from one log to the next, below all that was
-    logged, and stays there.
+    recovering. Or a reward that fell at once, from one log to the next, below all that was logged lately, and stays there.
 
 Why it matters
     Policies that collapse seldom recover by themselves; each further step moves them away from the checkpoint that was good.
@@ -17,7 +16,6 @@ What to do
     Look at entropy, KL and the length of answers around the named step (`holter explain reward_collapse`).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -70,25 +68,31 @@ class RewardTrend:
                 return
 
     def _drop(self, points: Sequence[LoggedPoint]) -> Rise | None:
-        """A fall from one log to the next below everything before, after which nothing moves: what wanders does not jump."""
+        """A fall from one log to the next below everything that was logged lately, after which nothing moves: what wanders does not jump."""
         series = [value for _, value in points]
-        places = range(self.min_before, min(len(series) - self.stay, 2 * self.stretch) + 1)
-        if not places:
+        places = range(self.min_before, len(series) - self.stay + 1)
+        falls = {i: series[i - 1] - series[i] for i in places if min(self._lately(series, i)) > series[i]}
+        if not falls:
             return None
-        place = max(places, key=lambda i: series[i - 1] - series[i] if min(series[:i]) > series[i] else -math.inf)
-        before, after = series[:place], series[place:]
+        place = max(falls, key=falls.__getitem__)
+        before, after = self._lately(series, place), series[place:]
         if max(after) >= min(before):
             return None
         high, low, part = median(before), median(after), max(5, len(after) // 3)
-        fall = high - low
+        fall, best = high - low, max(series)
         is_at_once = median(before[-5:]) > high - fall / 4 and abs(median(after[:5]) - low) < fall / 4
         is_back = median(after[-part:]) - median(after[:part]) > fall / 3
         # A reward that is as noisy as it is high cannot fall by many deviations, but to a tenth of itself.
         is_far = fall > self.wandering * max(deviation(before), deviation(after)) or 0 < TENFOLD * low < high
-        if not is_at_once or is_back or not is_far:
+        if not is_at_once or is_back or not is_far or fall < (high - median(series[:5])) / 2:
             return None
-        best = max(series)
-        return Rise(points[place][0], points[-1][0], best - median(before[:5]), best - high, deviation(before), best - low, len(after))  # fmt: skip
+        drop = Rise(points[place][0], points[-1][0], best - median(series[:5]), best - high, deviation(before), best - low, len(after))  # fmt: skip
+        is_wandering = len(before) < place and self._is_wandering([best - value for value in series[:place]], drop)
+        return None if is_wandering else drop
+
+    def _lately(self, series: Sequence[float], place: int) -> Sequence[float]:
+        """All that came before a place, if that is little; else the last stretch."""
+        return series[0 if place <= 2 * self.stretch else place - self.stretch : place]
 
     def _is_wandering(self, before: Sequence[float], rise: Rise) -> bool:
         """Whether it had fallen about as far before and come back; what was seen too short a time is taken for wandering."""

@@ -42,7 +42,7 @@ class VarianceOfNothing:
 
 
 def _finding(notes: list[tuple[Note, ScriptWarning]]) -> Finding:
-    ranks = tuple(sorted({note.rank for note, _ in notes}))
+    ranks = tuple(sorted({note.rank for note, _ in notes if note.rank >= 0}))
     step = min(note.step for note, _ in notes)
     modules = tuple(sorted({warning.module for _, warning in notes if warning.module}))
     places = sorted({warning.where for _, warning in notes})
@@ -55,14 +55,19 @@ def _finding(notes: list[tuple[Note, ScriptWarning]]) -> Finding:
         detected_step=step,
         ranks=ranks,
         modules=modules,
-        summary=f"A variance was taken over one sample or none at {where}{inside}, step {step}, on {ranks_text(ranks)}.",
+        summary=f"A variance was taken over one sample or none at {where}{inside}{_at(step, ranks)}.",
         facts={"is_warned": True, "is_module_known": bool(modules), "has_samples": False, "where": places},
         evidence=tuple(
             Evidence(
                 kind="warning",
-                summary=f"rank {note.rank}, step {note.step}: {warning.text.strip().splitlines()[0][:200]}",
+                summary=f"{_at(note.step, (note.rank,) if note.rank >= 0 else ()).removeprefix(', ') or 'the log'}: {warning.text.strip().splitlines()[0][:200]}",
                 values={"rank": note.rank, "step": note.step, "where": warning.where, "module": warning.module},
             )
             for note, warning in notes[:4]
         ),
     )
+
+
+def _at(step: int, ranks: tuple[int, ...]) -> str:
+    """Where and when, as far as a log says it."""
+    return (f", step {step}" if step >= 0 else "") + (f", on {ranks_text(ranks)}" if ranks else "")
