@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from msgspec.structs import replace
+
 from holter.offline import norms, still
 from holter.offline.points import Curves, Points, blocks, finding, finite, scatter
 from holter.records import Evidence, Finding
@@ -196,7 +198,9 @@ def _nonfinite(curves: Curves) -> Finding | None:
     loss = curves.loss
     hidden = norms.hidden(curves) or still.underflowed(curves)
     if hidden is not None:
-        return hidden
+        # What it hides is the end of a rise, if there was one.
+        blow = _blow_up(curves, finite([point for point in loss if point[0] < hidden.first_step]), hidden.first_step)
+        return hidden if blow is None else replace(blow, evidence=(*blow.evidence, *hidden.evidence))
     if not loss or math.isfinite(loss[-1][1]):
         return norms.not_finite(curves) or norms.lost(curves)
     first = len(loss) - 1

@@ -105,6 +105,7 @@ _SHOWN = re.compile(
 )
 """A frame as rich and notebooks show it."""
 _SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
+_ONE_FAILURE = re.compile(r"^\s*rank\s*: \d+ \(local_rank: \d+\)\s*$")
 MEANT = ("KeyboardInterrupt", "SystemExit: 0", "BdbQuit")
 
 
@@ -136,7 +137,7 @@ class ErrorReader:
         self._open: dict[int | None, _Open] = {}
         self._errors: dict[tuple[str, str, int | None], LoggedError] = {}
         self._summary: dict[str, str] = {}
-        self._is_root = False
+        self._is_root = self._has_summary = False
         self._ignores = False
         self._num_rows = 0
         self._tail = ("", "")
@@ -161,6 +162,10 @@ class ErrorReader:
         """Look at a line, before which so many rows of numbers came; whether it was part of an error."""
         self._num_rows = num_rows
         self._tail = (self._tail[1], text)
+        self._has_summary |= text.lstrip().startswith(("Failures:", "Root Cause"))
+        if not self._has_summary and _ONE_FAILURE.match(text):
+            # Somebody cut the one failure out of its summary.
+            self._is_root, self._summary = True, {"line": str(number)}
         if self._is_root and self._of_summary(text, number, step):
             return True
         if (shown := _SHOWN.match(text)) and len(self._places_shown) < MAX_FRAMES:

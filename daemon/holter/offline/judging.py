@@ -131,11 +131,20 @@ def curves_of(run: LoggedRun) -> Curves:
     is_adversarial = any(naming.is_adversarial(name) for name in names)
     # A weighted sum hides what its term shows.
     underflowed = next((one for name in names if naming.term_of_loss(name) and still.is_underflowed(one := run.points(name))), [])  # fmt: skip
+    loss = underflowed or longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss))
     return Curves(
-        loss=underflowed or longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
+        loss=loss + _lost_terms(run, loss), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
         scale=longest("loss_scale"), skipped=longest("skipped"), stages=_stages(run), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
         lost=tuple(name for name in names if naming.of_policy(name) in {"kl", "entropy"} and _is_lost(run.points(name))),
     )  # fmt: skip
+
+
+def _lost_terms(run: LoggedRun, loss: Points) -> Points:
+    """Where the log ends before it says the loss again, but after a term of it that is no number: neither is their sum."""
+    last = loss[-1][0] if loss else -1
+    terms = (run.points(name) for name in run.names() if loss and naming.term_of_loss(name))
+    lost = {step for points in terms for step, value in points if step > last and not math.isfinite(value)}
+    return [(step, math.nan) for step in sorted(lost)]
 
 
 def _stages(run: LoggedRun) -> tuple[int, ...]:

@@ -453,9 +453,12 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
 
 def _artifact(path: Path, kind: str, said: str, found: Found) -> None:
     """The name of a file beside the package, or a text."""
-    if "\n" not in said and len(said) < 1024 and (path.parent / said).is_file():  # noqa: PLR2004 - a name of a file
+    beside = path.parent / said if "\n" not in said and len(said) < 1024 else path  # noqa: PLR2004 - a name of a file
+    # What lies elsewhere may be nobody's to show; and a package in a package has no end.
+    is_below = path.parent.resolve() in beside.resolve().parents and beside.resolve() != path.resolve()
+    if is_below and beside.is_file():
         try:
-            inner = read([path.parent / said])
+            inner = read([beside])
         except UsageError as error:
             found.failures.append(str(error))
             return
