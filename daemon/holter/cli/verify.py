@@ -73,13 +73,14 @@ def _remember(verdict: FixVerdict, fix: str) -> None:
     before, fault = Path(verdict.before), verdict.fault
     if fault is None:
         raise UsageError(f"--fix: no fault was found in {before}, so there is nothing to remember")
-    runs = before.absolute().parent if is_run_directory(before) else RUNS
+    is_run = is_run_directory(before)
+    runs = before.absolute().parent if is_run else RUNS
     path = memory_path(runs, config.load().memory)
     if path is None:
         raise UsageError("--fix: there is no memory: HOLTER_MEMORY is off, or anybody may write beside the run")
     now_ns = clock.wall_ns()
     entry = MemoryEntry(
-        key=f"verified-{now_ns}", kind="fix", at=clock.rfc3339(now_ns), project=project_of(runs), run=before.name, incident=fault.id, cause=fault.cause,
+        key=f"verified-{now_ns}", kind="fix", at=clock.rfc3339(now_ns), project=project_of(runs), run=before.name if is_run else str(before.absolute()), incident=fault.id, cause=fault.cause,
         place=fault.place, symptom=fault.symptom, step=fault.first_step, fix=fix, verdict=verdict.verdict,
     )  # fmt: skip
     MemoryFile(path).put([entry])

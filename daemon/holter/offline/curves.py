@@ -378,7 +378,9 @@ def _overfitting(curves: Curves) -> Finding | None:
         before = [value for at, value in training if at <= step][-5:]
         after = [value for at, value in training if at <= known[-1][0]][-5:]
         has_training = len(before) >= 1 and len(after) >= 1 and training[-1][0] > step
-        fell = has_training and median(after) < 0.93 * median(before)
+        # Medians of five scatter by half as much as one value does, each.
+        least = max(0.07 * median(before), 1.6 * scatter([value for _, value in training])) if before else 0.0
+        fell = has_training and median(after) < median(before) - least
         if has_training and not fell:
             continue
         return _of_overfitting(

@@ -1,7 +1,7 @@
 """What follows from what a log says of errors: one finding for what broke first, with everything else that broke as its consequence. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from holter.offline.found import FrameAt, LoggedError
@@ -117,32 +117,14 @@ def _place(error: LoggedError) -> int:
 
 
 Verdict = tuple[dict[str, bool], tuple[int, ...], str, Collective | None]
+Said = tuple[dict[str, bool], str]
 
 
-def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) -> Verdict:  # noqa: C901, PLR0911 - one line a kind
+def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) -> Verdict:
     ranks = _ranks(lead, known)
     text = lead.text if len(lead.text) < 200 else f"{lead.text[:200]}..."  # noqa: PLR2004 - a sentence
     on = f" on rank {ranks[0]}" if len(ranks) == 1 else ""
     match lead.kind:
-        case "xid":
-            number = int(lead.values["number"])
-            fact = (
-                "is_memory_error"
-                if number in MEMORY_XIDS
-                else "is_link_error"
-                if number in LINK_XIDS
-                else "is_device_fault"
-            )
-            return (
-                {fact: True},
-                ranks,
-                f"The driver reported Xid {number} of device {lead.values.get('device', '?')}.",
-                None,
-            )
-        case "worker_killed":
-            is_killed = "illed" in lead.values.get("signal", "") or "Bus" in lead.values.get("signal", "")
-            fact = "is_worker_killed" if is_killed else "is_exception"
-            return {fact: True}, ranks, f"A worker of the data loader ended{on}: {text}", None
         case "watchdog" | "work_status":
             return _waiting(known, num_ranks)
         case "gloo_timeout":
@@ -151,50 +133,60 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
             missing = tuple(int(rank) for rank in re.findall(r"\d+", lead.values["missing"]))
             return {"is_behind": True}, missing, f"{_listed(missing)} never came to a barrier.", None
         case "fingerprint":
-            is_order = (
-                lead.values.get("operation") != lead.values.get("other_operation") and "other_operation" in lead.values
-            )
-            return (
-                {"is_order" if is_order else "is_shape": True},
-                (int(lead.values["rank"]),),
-                f"Ranks call different collectives: {text}",
-                None,
-            )
-        case "overflow":
-            lowest = float(lead.values.get("lowest", "inf"))
-            scale = f", down to a scale of {lowest:g}" if lowest < 64 else ""  # noqa: PLR2004 - a usual scale says nothing
-            fact = (
-                "is_every_step_skipped"
-                if lead.num_times >= MIN_LOW_OVERFLOWS or int(lead.values.get("at_floor", "0")) > 1
-                else "is_scale_tiny"
-            )
-            return (
-                {fact: True},
-                ranks,
-                f"The loss scaler skipped {lead.num_times} steps{scale}.",
-                None,
-            )
-        case "root_cause":
-            code = lead.values.get("code", "")
-            fact = "is_killed" if code == "-9" else "is_signal" if code.startswith("-") else "is_exit_code"
-            facts = {fact: True} | ({"is_signal": True} if code == "-9" else {})
-            return (
-                facts,
-                ranks,
-                f"The launcher says that rank {lead.values.get('rank', '?')} failed first, with exit code {lead.values.get('exitcode', '?')}.",
-                None,
-            )
-        case "traceback":
-            if DEVICE.search(lead.text):
-                return {"is_device_error": True}, ranks, f"A kernel of the device failed{on}: {text}", None
-            if VICTIM.search(lead.text):
-                return {"is_connection_lost": True}, ranks, f"A rank lost its peers{on}: {text}", None
-            if LOST.search(lead.text):
-                return {"is_loss_stopped": True}, ranks, f"The script stopped at its own loss{on}: {text}", None
-            return {"is_exception": True}, ranks, f"The script raised{on}: {text}", None
+            other = lead.values.get("other_operation", lead.values.get("operation"))
+            fact = "is_order" if lead.values.get("operation") != other else "is_shape"
+            return {fact: True}, (int(lead.values["rank"]),), f"Ranks call different collectives: {text}", None
+    facts, said = _OF_KIND[lead.kind](lead, on, text) if lead.kind in _OF_KIND else _plain(lead, on, text)
+    return (facts, ranks, said, None) if facts else ({}, (), "", None)
+
+
+def _plain(lead: LoggedError, on: str, text: str) -> Said:
     fact = FACTS.get(lead.kind, "")
     times = f", {lead.num_times} times" if lead.num_times > 1 else ""
-    return ({fact: True}, ranks, f"The log says{on}{times}: {text}", None) if fact else ({}, (), "", None)
+    return ({fact: True} if fact else {}), f"The log says{on}{times}: {text}"
+
+
+def _xid(lead: LoggedError, _on: str, _text: str) -> Said:
+    number = int(lead.values["number"])
+    fact = "is_memory_error" if number in MEMORY_XIDS else "is_link_error" if number in LINK_XIDS else "is_device_fault"
+    return {fact: True}, f"The driver reported Xid {number} of device {lead.values.get('device', '?')}."
+
+
+def _worker(lead: LoggedError, on: str, text: str) -> Said:
+    is_killed = any(word in lead.values.get("signal", "") for word in ("illed", "Bus"))
+    return {"is_worker_killed" if is_killed else "is_exception": True}, f"A worker of the data loader ended{on}: {text}"
+
+
+def _overflow(lead: LoggedError, _on: str, _text: str) -> Said:
+    lowest = float(lead.values.get("lowest", "inf"))
+    scale = f", down to a scale of {lowest:g}" if lowest < 64 else ""  # noqa: PLR2004 - a usual scale says nothing
+    is_every = lead.num_times >= MIN_LOW_OVERFLOWS or int(lead.values.get("at_floor", "0")) > 1
+    fact = "is_every_step_skipped" if is_every else "is_scale_tiny"
+    return {fact: True}, f"The loss scaler skipped {lead.num_times} steps{scale}."
+
+
+def _root(lead: LoggedError, _on: str, _text: str) -> Said:
+    code = lead.values.get("code", "")
+    facts = {"is_signal" if code.startswith("-") else "is_exit_code": True} | ({"is_killed": True} if code == "-9" else {})  # fmt: skip
+    return (
+        facts,
+        f"The launcher says that rank {lead.values.get('rank', '?')} failed first, with exit code {lead.values.get('exitcode', '?')}.",
+    )
+
+
+def _raised(lead: LoggedError, on: str, text: str) -> Said:
+    if DEVICE.search(lead.text):
+        return {"is_device_error": True}, f"A kernel of the device failed{on}: {text}"
+    if VICTIM.search(lead.text):
+        return {"is_connection_lost": True}, f"A rank lost its peers{on}: {text}"
+    if LOST.search(lead.text):
+        return {"is_loss_stopped": True}, f"The script stopped at its own loss{on}: {text}"
+    return {"is_exception": True}, f"The script raised{on}: {text}"
+
+
+_OF_KIND: Mapping[str, Callable[[LoggedError, str, str], Said]] = {
+    "xid": _xid, "worker_killed": _worker, "overflow": _overflow, "root_cause": _root, "traceback": _raised,
+}  # fmt: skip
 
 
 def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:

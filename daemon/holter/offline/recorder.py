@@ -282,7 +282,7 @@ def as_number(value: object) -> float | None:
             return math.inf
     if isinstance(value, str):
         try:
-            return float(value.strip().replace(",", "")) if len(value) < 40 and value.strip() else None  # noqa: PLR2004 - no number is longer
+            return float(value.strip().replace(",", "")) if len(value) < 400 and value.strip() else None  # noqa: PLR2004 - no number is longer
         except ValueError:
             return None
     return None

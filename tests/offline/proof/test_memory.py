@@ -70,6 +70,16 @@ def test_a_strike_is_a_change_and_not_a_start():
     known = recall(changed, NOW)
     assert 4 == known.strikes
     assert "All of them changed --lr" in known.lessons("nonfinite_input")
+
+
+def test_every_fix_that_was_seen_to_fail_is_an_attempt_once():
+    runs = [incident("a", 1, "0.1"), incident("b", 2, "0.05")]
+    # Proven after `b` was looked at, and still what was tried between `a` and `b`; nobody remembered the run after the second fix.
+    fixes = [fix(3, "lower the rate", run="a"), fix(4, "clip", run="b"), fix(5, "decay", run="elsewhere")]
+    known = recall([*runs, *fixes], NOW)
+
+    assert ["lower the rate", "clip", "decay"] == [one.what for one in known.attempts]
+    assert "after 3 fixes" in known.lessons("nonfinite_input")
     told = [incident("a", 1, settings={}), fix(2, "shuffle"), incident("b", 3, settings={}), fix(4, "drop the shard")]
     known = recall(told, incident("now", 20, settings={}))
     assert ["shuffle", "drop the shard"] == [one.what for one in known.attempts]

@@ -26,6 +26,7 @@ MAX_RECALLED = 4000
 MAX_STRIKES = 3
 """After so many fixes that did not hold, the assumption itself is in doubt."""
 MAX_NAMED = 4
+FAILED = frozenset({"not_fixed", "worse"})
 Kind = Literal["incident", "fix", "note"]
 _WORDS = re.compile(r"[a-z0-9_.]{3,}")
 _COMMON = frozenset({"the", "and", "for", "with", "from", "set", "use", "that", "not"})
@@ -114,7 +115,7 @@ def recall(entries: Iterable[MemoryEntry], now: MemoryEntry) -> Recollection:
     return Recollection(
         seen=tuple(dict.fromkeys(_seen(one) for one in others)),
         solved_by=tuple(dict.fromkeys(one.fix for one in fixes if one.verdict == "fixed")),
-        tried=tuple(dict.fromkeys(one.fix for one in fixes if one.verdict in {"not_fixed", "worse"})),
+        tried=tuple(dict.fromkeys(one.fix for one in fixes if one.verdict in FAILED)),
         notes=tuple(one.note for one in known if one.note),
         attempts=tuple(_attempts([*_first_of_each_run(others), now], fixes)),
     )
@@ -134,14 +135,18 @@ def _first_of_each_run(incidents: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 
 
 def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iterator[FixAttempt]:
-    """Between two runs with the fault: what was told, else what differs. The same thing started again is no attempt."""
+    """Between two runs with the fault: every fix that `verify` saw fail, else what was told, else what differs. The same thing started again is no attempt."""
+    known = {one.run for one in runs}
     for before, after in itertools.pairwise(runs):
-        told = [one for one in fixes if before.at <= one.at <= after.at and one.fix]
+        told = [one for one in fixes if one.fix and (one.run == before.run or (one.run not in known and before.at <= one.at <= after.at))]  # fmt: skip
+        *others, last = [one for one in told if one.verdict in FAILED] or told[-1:] or [None]
+        for one in others:
+            yield FixAttempt(what=one.fix, names=tuple(sorted(set(words(one.fix)))), came_back=f"it came back after {one.run or 'a run'}")  # fmt: skip
         changes = settings_differ(before.settings, after.settings)
-        if not told and not changes:
+        if last is None and not changes:
             continue
-        what = told[-1].fix if told else ", ".join(change.text() for change in changes[:MAX_NAMED])
-        names = {change.name for change in changes} or set(words(told[-1].fix if told else ""))
+        what = last.fix if last else ", ".join(change.text() for change in changes[:MAX_NAMED])
+        names = {change.name for change in changes} or set(words(last.fix if last else ""))
         at = f" at step {after.step}" if after.step >= 0 else ""
         yield FixAttempt(what=what, names=tuple(sorted(names)), came_back=f"it came back{at} in {after.run}")
 
