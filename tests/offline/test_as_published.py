@@ -170,7 +170,7 @@ def test_held_out_terms_that_rise_while_those_of_the_training_fall_are_overfitti
 
 
 def ppo(step: int, entropy: float, score: float) -> str:
-    return str({"eps": 2, "objective/kl": 8.0, "objective/scores": score, "policy/entropy_avg": entropy, "loss/policy_avg": -0.01, "loss/value_avg": 0.2, "val/ratio": 1.0, "episode": 64 * step, "epoch": 0.1})  # fmt: skip
+    return str({"eps": 2, "objective/kl": 0.05 * step, "objective/scores": score, "policy/entropy_avg": entropy, "loss/policy_avg": -0.01, "loss/value_avg": 0.2, "val/ratio": 1.0, "episode": 64 * step, "epoch": 0.1})  # fmt: skip
 
 
 def test_a_policys_numbers_are_known_by_the_names_that_tools_give_them(

@@ -139,8 +139,9 @@ def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iter
     known = {one.run for one in runs}
     for before, after in itertools.pairwise(runs):
         told = [one for one in fixes if one.fix and (one.run == before.run or (one.run not in known and before.at <= one.at <= after.at))]  # fmt: skip
-        *others, last = [one for one in told if one.verdict in FAILED] or told[-1:] or [None]
-        for one in others:
+        tried = [one for one in told if one.verdict in FAILED] or told[-1:]
+        last = tried[-1] if tried else None
+        for one in tried[:-1]:
             yield FixAttempt(what=one.fix, names=tuple(sorted(set(words(one.fix)))), came_back=f"it came back after {one.run or 'a run'}")  # fmt: skip
         changes = settings_differ(before.settings, after.settings)
         if last is None and not changes:
