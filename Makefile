@@ -73,7 +73,7 @@ test-all: install system check fuzzer frameworks  ## everything, before a releas
 
 # Guided by coverage; has builds for some Pythons only, and without it its tests are skipped, visibly.
 fuzzer: install
-	@$(BIN)/python -c "import atheris" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[fuzz]' \
+	@$(BIN)/python -c "import atheris" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]' \
 	|| echo "could not install atheris: fuzzers run without coverage"
 
 frameworks: install

@@ -132,3 +132,17 @@ def test_every_value_that_cannot_be_used_is_said():
 def test_a_number_that_is_not_finite_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a number, got '{value}'"):
         load({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NATS", "nats://joe:hunter2secret@h:4222"),
+        ("WEBHOOK", "ftp://joe:hunter2secret@h/?token=hunter2secret"),
+        ("PORT", "token=hunter2secret"),
+    ],
+)
+def test_a_complaint_shows_no_password(name: str, value: str) -> None:
+    _, (sentence,) = usable(environ={f"HOLTER_{name}": value})
+    assert f"HOLTER_{name}" in sentence
+    assert "hunter2secret" not in sentence

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from holter.redaction import without_secrets
+from holter.redaction import cleaned, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,12 @@ def test_a_long_argument_is_cut_and_takes_no_time() -> None:
     for text in ("token" * 20_000, "a" * 100_000, "a." * 50_000, "token=" * 20_000, "-----BEGIN " * 10_000):
         assert len(without_secrets([text])[0]) < 10_000
     assert time.monotonic() - began_s < 20  # it was minutes
+
+
+def test_an_exceptions_words_are_cleaned_of_every_secret_in_them() -> None:
+    text = "RuntimeError: no login at https://joe:hunter2secret@hub.example with hf_abcdefghijklmnopqrstuv12, password=s3cr3tpass (token index 7 of 512)"
+    assert (
+        "RuntimeError: no login at https://joe:***@hub.example with ***, password=*** (token index 7 of 512)"
+        == cleaned(text)
+    )
+    assert ["ftp://joe:***@h/?token=***"] == without_secrets(["ftp://joe:hunter2secret@h/?token=hunter2secret"])

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from holter.errors import ConfigError
 from holter.records import Action
+from holter.redaction import cleaned
 from holter.transport.otlp import OtlpSettings
 from holter.transport.tls import TlsFiles
 
@@ -301,7 +302,7 @@ def usable(
             settings = Settings(**({} if is_action_known else {"action": "notify"}) | values)
             break
         except _BadValueError as bad:
-            wrong.append(f"{origin[bad.name]} must be {bad.must_be}, got {bad.value!r}")
+            wrong.append(f"{origin[bad.name]} must be {bad.must_be}, got {_told(bad.value)}")
             del values[bad.name]
             is_action_known &= bad.name != "action"
     try:
@@ -370,11 +371,16 @@ def _parse(name: str, value: Any, written: str) -> Any:
     parse, kind = _FIELDS[name]
     kinds = (str, list, tuple) if parse is _globs else (str, int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ConfigError(f"{written} must be {kind}, got {value!r}")
+        raise ConfigError(f"{written} must be {kind}, got {_told(value)}")
     try:
         return parse(value)
     except (ValueError, OverflowError):
-        raise ConfigError(f"{written} must be {kind}, got {value!r}") from None
+        raise ConfigError(f"{written} must be {kind}, got {_told(value)}") from None
+
+
+def _told(value: object) -> str:
+    """Complaints go into the job's log, where nobody looks for passwords."""
+    return repr(cleaned(value) if isinstance(value, str) else value)
 
 
 def _with_secret(settings: Settings, name: str, origin: Mapping[str, str]) -> Settings:

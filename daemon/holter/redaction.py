@@ -1,4 +1,4 @@
-"""A command line without its secrets: it is written to run.json and the journal, and shown on the page.
+"""A command line and an exception's words without their secrets: they are written to run.json and the journal, shown on the page, and sent to chats.
 
 An argument is left out if its name says that it is a secret (`--hf_token=…`, `--api-key …`, `WANDB_API_KEY=…`), if it looks like one (a
 prefix that services give their keys), or if it is the password in an address. What is left out reads `***`.
@@ -48,9 +48,9 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
         if is_value_secret and not argument.startswith("--"):
             shown.append(HIDDEN)
         elif equals and _is_secret(name):
-            shown.append(f"{name}={HIDDEN}")
+            shown.append(f"{cleaned(name)}={HIDDEN}")
         else:
-            shown.append(_cleaned(argument))
+            shown.append(cleaned(argument))
         is_value_secret = argument.startswith("-") and not equals and _is_secret(argument)
     return shown
 
@@ -61,7 +61,8 @@ def _is_secret(name: str) -> bool:
     return bool(_NAMES.search(name)) and not _COUNTS.search(name) and not is_path
 
 
-def _cleaned(text: str) -> str:
+def cleaned(text: str) -> str:
+    """A text, such as an exception's, without the secrets in it."""
     text = text if len(text) <= MAX_ARGUMENT else f"{text[:MAX_ARGUMENT]}..."
     text = _PASSWORD.sub(rf"\1:{HIDDEN}@", text)
     text = _SCHEME.sub(rf"\1 {HIDDEN}", _SHAPES.sub(HIDDEN, text))

@@ -177,6 +177,36 @@ def test_a_damaged_database_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> 
         assert 3 == database.execute("SELECT count(*) FROM diagnoses").fetchone()[0]
 
 
+_ROWS_WITHOUT_END = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT i, i, i FROM r"
+FOREIGN = {
+    "trigger": ["CREATE TRIGGER t AFTER INSERT ON diagnoses BEGIN DELETE FROM diagnoses; END"],
+    "endless": ["DROP TABLE diagnoses", "CREATE VIEW diagnoses (id, diagnosis, checksum) AS " + _ROWS_WITHOUT_END],
+    "many": ["INSERT INTO diagnoses " + _ROWS_WITHOUT_END + " LIMIT 60000"],
+    "large": ["UPDATE diagnoses SET diagnosis = zeroblob(600000000)"],
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_database_with_what_we_never_wrote_costs_neither_time_nor_incidents(kind: str, tmp_path: Path) -> None:
+    disk = Disk()
+    kept = Incidents(tmp_path, disk)
+    kept.put(*judged(IncidentTracker("r", "notify"), 5))
+    assert disk.close(5.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database, database:
+        for statement in FOREIGN[kind]:
+            database.execute(statement)
+    disk = Disk()
+    again = Incidents(tmp_path, disk)
+    began_s = clock.monotonic_s()
+    again.load()
+    assert clock.monotonic_s() - began_s < 20.0
+    assert kept.all() == again.all()
+    assert disk.close(10.0)
+    assert (tmp_path / f"{DATABASE}.damaged").exists()
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        assert 1 == database.execute("SELECT count(*) FROM diagnoses").fetchone()[0]
+
+
 def test_of_very_many_incidents_the_oldest_closed_ones_are_on_the_disk_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

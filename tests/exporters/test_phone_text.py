@@ -110,3 +110,9 @@ def test_what_a_former_life_told_is_over_and_what_nobody_asked_for_is_not_told()
     desk = NewsDesk(("critical",))
     desk.remember([diagnosis(1), diagnosis(2, "warning")])
     assert [["closed"], []] == [changes(desk, [], []), changes(desk, [diagnosis(3, "warning")])]
+
+
+def test_what_a_script_raises_calls_nobody_and_links_to_nothing():
+    raised = diagnosis(symptom="ValueError in <module>: <!channel> @everyone <https://evil.example|ok>")
+    told = message(IncidentNews("opened", raised), "http://a")
+    assert "ValueError in (module): (!channel) (at)everyone (https://evil.example|ok)" in told.body

@@ -21,24 +21,26 @@ def make_link() -> CoordinatorLink:
 
 def test_a_missing_coordinator_is_said_once_and_so_is_its_return() -> None:
     link, now_s = make_link(), clock.monotonic_s()
-    link._uplink = uplink = SimpleNamespace(is_connected=True, heard_s=now_s)
+    link._uplink = uplink = SimpleNamespace(is_connected=True, heard_s=now_s, refusal="")
     assert link.look(now_s) is None
     uplink.is_connected = False
     said = [link.look(now_s + second) for second in range(1, 30)]
     told = [(second, text) for second, text in enumerate(said, start=1) if text]
-    assert [11] == [second for second, _ in told]
+    assert [10] == [second for second, _ in told]
     assert "not watched" in told[0][1]
     assert link.is_unwatched(now_s + 30)
     uplink.is_connected, uplink.heard_s = True, now_s + 31
     assert "watched again" in str(link.look(now_s + 31))
     assert not link.is_unwatched(now_s + 31)
     assert link.look(now_s + 32) is None
+    uplink.is_connected, uplink.refusal = False, "another process speaks for rank 0"
+    assert "(another process speaks for rank 0)" in str(link.look(now_s + 50))
 
 
 def test_a_coordinator_whose_line_stands_and_that_does_not_answer_is_missing_too() -> None:
     """It is stopped: the line is given up only when a second ping is not answered."""
     link, now_s = make_link(), clock.monotonic_s()
-    link._uplink = uplink = SimpleNamespace(is_connected=True, heard_s=now_s)
+    link._uplink = uplink = SimpleNamespace(is_connected=True, heard_s=now_s, refusal="")
     said = [bool(link.look(now_s + second)) for second in range(20)]
     assert [False] * 15 + [True] + [False] * 4 == said
     uplink.heard_s = now_s + 20

@@ -217,6 +217,18 @@ async def test_a_broken_coordinator_is_left_and_tried_again(peer: Peer, behaviou
     assert await uplink.close(5.0)
 
 
+async def test_a_coordinator_that_turns_us_away_does_not_watch_us(peer: Peer) -> None:
+    """A second job that was sent to the first one's coordinator must not look watched."""
+    peer.behaviour = _refusing
+    await peer.start()
+    uplink = uplink_to(peer)
+    await eventually(lambda: peer.connections > 1 and uplink.refusal)
+    assert 0.0 == uplink.heard_s
+    peer.behaviour = peer.listen
+    await eventually(lambda: uplink.heard_s)
+    assert await uplink.close(3.0)
+
+
 async def test_one_of_two_processes_under_a_rank_gives_way(peer: Peer) -> None:
     async def replace(line: web.WebSocketResponse) -> None:
         await line.send_bytes(WELCOME)

@@ -37,6 +37,14 @@ INCIDENT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}-[0-9]{1,9}")
 MAX_IN_MEMORY = 2000
 LOAD_TIMEOUT_S = 0.3
 """For a lock that somebody holds, a few times in a row, before the coordinator listens."""
+LOAD_S = 3.0
+"""For all of a database: a view may have rows without end."""
+PROGRESS_STEPS = 10_000
+"""Of SQLite's machine, between two looks at the time."""
+MAX_ROWS = 50_000
+MAX_DATABASE_BYTES = 512 * 2**20
+"""A larger one is not ours; it would take minutes to be checked."""
+MAX_DIAGNOSIS_BYTES = 16 * 2**20
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -44,6 +52,8 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS diagnoses (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS causes (id TEXT, cause TEXT, PRIMARY KEY (id, cause))",
 )
+_ROWS = "SELECT CASE WHEN length(diagnosis) <= ? THEN diagnosis END, checksum FROM diagnoses ORDER BY rowid LIMIT ?"
+_FOREIGN = "SELECT 1 FROM sqlite_master WHERE type IN ('trigger', 'view')"
 _UPSERT = "INSERT OR REPLACE INTO diagnoses VALUES (?, ?, ?)"
 _COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
 
@@ -233,6 +243,8 @@ def _stored(path: Path) -> _Stored:
     if not path.is_file():
         # Opening a pipe would wait for who writes to it.
         return _Stored()
+    if path.stat().st_size > MAX_DATABASE_BYTES:
+        return _Stored(is_damaged=True)
     rows: list[tuple[object, object]] = []
     said: list[tuple[object, object]] = []
     is_damaged = False
@@ -240,9 +252,13 @@ def _stored(path: Path) -> _Stored:
         with _database(path, LOAD_TIMEOUT_S) as connection:
             # As bytes: text that is no UTF-8 would stop at its row.
             connection.text_factory = bytes
-            rows += connection.execute("SELECT diagnosis, checksum FROM diagnoses ORDER BY rowid")
-            said += connection.execute("SELECT id, cause FROM causes")
-            is_damaged = connection.execute("PRAGMA quick_check(1)").fetchone() not in [(b"ok",), ("ok",)]
+            connection.set_progress_handler(partial(_is_late, clock.monotonic_s() + LOAD_S), PROGRESS_STEPS)
+            # Of ours there are tables alone: a trigger would take away again what is written.
+            is_damaged = connection.execute(_FOREIGN).fetchone() is not None
+            rows += connection.execute(_ROWS, (MAX_DIAGNOSIS_BYTES, MAX_ROWS))
+            said += connection.execute("SELECT id, cause FROM causes LIMIT ?", (MAX_ROWS,))
+            checked = connection.execute("PRAGMA quick_check(1)").fetchone()
+            is_damaged = is_damaged or len(rows) == MAX_ROWS or checked not in [(b"ok",), ("ok",)]
     except _UNUSABLE as error:
         # One that somebody else has locked is not damaged; the incidents' own files are read instead.
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -252,6 +268,10 @@ def _stored(path: Path) -> _Stored:
     causes = [(_text(incident), _text(cause)) for incident, cause in said]
     named = [(incident, cause) for incident, cause in causes if incident in known and cause in CAUSES]
     return _Stored(diagnoses, named, read.count(None), is_damaged)
+
+
+def _is_late(until_s: float) -> bool:
+    return clock.monotonic_s() > until_s
 
 
 def _incident(content: object, checksum: object) -> Diagnosis | None:

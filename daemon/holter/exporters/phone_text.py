@@ -19,6 +19,8 @@ from holter.records.titles import title
 
 MAX_SENTENCE = 240
 MAX_TITLE = 120
+_PLAIN = str.maketrans({"<": "(", ">": ")", "@": "(at)"})
+"""What a chat takes for a link or for a call to everybody, in an exception's words or a host's name."""
 MAX_LISTED = 5
 """Messages in a digest that are named."""
 
@@ -65,7 +67,7 @@ def digest(messages: Sequence[PhoneMessage], address: str) -> PhoneMessage:
 
 def clipped(text: str, length: int) -> str:
     """One line of it, of at most so many characters; what is left out is left out at a word."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split()).translate(_PLAIN)
     if len(line) <= length:
         return line
     head = line[: length - 1]

@@ -67,7 +67,7 @@ METRICS: dict[str, Metric] = {
     "observations_dropped_total": Metric("Observations lost on the way.", _RANK, kind="counter"),
     "sidecar_up": Metric("1 while the rank's sidecar is connected.", _RANK),
     "coordinator_up": Metric("1 while the rank's sidecar hears the coordinator.", _RANK),
-    "unwatched": Metric("1 when no coordinator has heard this rank's sidecar for ten seconds.", _RANK),
+    "unwatched": Metric("1 when no coordinator has heard this rank's sidecar for nine seconds.", _RANK),
     "device_throttled": Metric("1 while the device's clock is held down for this reason.", (*_DEVICE, "reason")),
     "device_clock_hertz": Metric("Clock of the device's processors.", _DEVICE, "hertz"),
     "device_clock_limit_hertz": Metric("The most that clock can be.", _DEVICE, "hertz"),

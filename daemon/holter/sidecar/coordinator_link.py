@@ -37,8 +37,8 @@ SHORT_LIFE_S = 60.0
 """A coordinator that lived longer was not started in vain: the next pause is the shortest again."""
 PAUSES_S = (0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0, 60.0)
 """Before the coordinator is started again, by the number of short lives in a row; it never ends, since nobody else would start one."""
-UNWATCHED_S = 10.0
-"""A coordinator that has not been heard for so long is said to be missing."""
+UNWATCHED_S = 9.0
+"""A coordinator that has not been heard for so long is said to be missing: who is not watched again within ten seconds has been told so."""
 SILENT_S = 14.0
 """The same for one whose line stands: it is stopped, or its host is; a healthy one answers a ping every ten seconds."""
 
@@ -84,15 +84,20 @@ class CoordinatorLink:
         self._heard_s = clock.monotonic_s()
         self._is_missing = False
 
+    @property
+    def refusal(self) -> str:
+        """Why the coordinator last turned us away; empty: it did not."""
+        return self._uplink.refusal if self._uplink is not None else ""
+
     def look(self, now_s: float) -> str | None:
         """A sentence when the coordinator has gone missing, and when it is back."""
         self._heard_s = max(self._heard_s, self._uplink.heard_s if self._uplink is not None else 0.0)
         was_missing, self._is_missing = self._is_missing, self.is_unwatched(now_s)
         if self._is_missing == was_missing:
             return None
-        rank = self._identity.rank
+        rank, why = self._identity.rank, f" ({self.refusal})" if self.refusal else ""
         if self._is_missing:
-            return f"no coordinator has been heard for {now_s - self._heard_s:.0f} s: rank {rank} is not watched. Training goes on"
+            return f"no coordinator has been heard for {now_s - self._heard_s:.0f} s: rank {rank} is not watched{why}. Training goes on"
         return f"the coordinator is back: rank {rank} is watched again"
 
     def is_unwatched(self, now_s: float) -> bool:

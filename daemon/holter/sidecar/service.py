@@ -159,8 +159,8 @@ class Sidecar:
             now = clock.monotonic_s()
             if (news := self._link.look(now)) is not None:
                 logger.warning("%s", news)
-                # Ranks of other hosts would say the same in the same log.
-                if self.rank == 0:
+                # Other ranks would say the same in the same log, unless it is about them alone.
+                if self.rank == 0 or self._link.refusal:
                     self._give_notice(news)
             if self._status is not None and now - shown_at > SHOW_S and self._state.step:
                 self._status.show(self._state.line())

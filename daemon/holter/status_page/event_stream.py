@@ -10,7 +10,6 @@ the whole once, and told that it was the last.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
@@ -18,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from holter import clock
+from holter.transport.access import oldest_of_busiest
 
 MAX_LISTENERS = 64
 INTERVAL_S = 0.5
@@ -61,8 +61,7 @@ class PageContent(Protocol):
 class _Listener:
     """Who reads, and what waits for it."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self) -> None:
         self.waiting: list[bytes] = []
         self.is_behind = True
         """It is to be shown the whole."""
@@ -89,8 +88,8 @@ class EventStream:
         """Readers that made room for others."""
         self._paint = paint
         self._now_ns = now_ns
-        self._listeners: dict[_Listener, None] = {}
-        """Oldest first."""
+        self._listeners: dict[_Listener, str] = {}
+        """By address, oldest first."""
         self._picture: PageContent | None = None
         self._painter: asyncio.Task[None] | None = None
         self._ended: str | None = None
@@ -99,9 +98,9 @@ class EventStream:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events, until the reader goes away or the run ends."""
         response = web.StreamResponse(headers=HEADERS)
-        listener = _Listener(request.remote or "")
+        listener = _Listener()
         self._make_room()
-        self._listeners[listener] = None
+        self._listeners[listener] = request.remote or ""
         try:
             await response.prepare(request)
             await self._serve(response, listener, request.transport)
@@ -114,8 +113,7 @@ class EventStream:
     def _make_room(self) -> None:
         """The oldest reader of the address that has most of them goes; a page that was open asks again by itself."""
         if len(self._listeners) >= MAX_LISTENERS:
-            busiest, _ = Counter(listener.address for listener in self._listeners).most_common(1)[0]
-            oldest = next(listener for listener in self._listeners if listener.address == busiest)
+            oldest = oldest_of_busiest(self._listeners)
             del self._listeners[oldest]
             self.pushed_out += 1
             oldest.is_lost = True

@@ -6,8 +6,16 @@ A Host that is a name and not ours is refused: it is how a page elsewhere makes 
 import contextlib
 import hmac
 import ipaddress
+import re
 import socket
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*)(:[0-9]*)?")
+"""A name or an address, and a port; an address of version 6 stands in brackets."""
 
 
 def is_same(shown: str, token: str) -> bool:
@@ -20,6 +28,12 @@ def bearer(authorization: str) -> str:
     return authorization.removeprefix("Bearer ")
 
 
+def oldest_of_busiest(held: Mapping[T, str]) -> T:
+    """Who makes room: of the address that holds most places, the one that came first. A stranger's many push out each other, not a sidecar's one."""
+    busiest, _ = Counter(held.values()).most_common(1)[0]
+    return next(one for one, address in held.items() if address == busiest)
+
+
 def own_names() -> set[str]:
     """Names by which this host calls itself."""
     name = socket.gethostname()
@@ -28,8 +42,10 @@ def own_names() -> set[str]:
 
 def is_own_host(host: str, names: Collection[str]) -> bool:
     """Whether the Host of a request is a plain address, or one of these names."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.strip("[]").lower()
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found[1].strip("[]").lower()
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(name)
         return True

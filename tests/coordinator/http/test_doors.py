@@ -11,6 +11,7 @@ from tests.coordinator.conftest import HALT_TOKEN, TOKEN, Running, eventually
 
 from holter.coordinator.http import doors
 from holter.coordinator.http.doors import READ_COOKIE, DoorSettings, raise_descriptor_limit
+from holter.transport.websocket.listener import MAX_NAMELESS
 
 EYES = "eyes"
 
@@ -42,6 +43,30 @@ async def test_idle_strangers_keep_nobody_out(run_coordinator: Any) -> None:
         with contextlib.suppress(OSError):
             await writer.wait_closed()
     assert running.coordinator.watched.roster.num_connected == 1
+
+
+async def test_who_shows_the_token_and_no_name_keeps_nobody_out(run_coordinator: Any) -> None:
+    """Half of them ask for a page with the token to report, half hold nearly a whole frame and never say who they are."""
+    running = await run_coordinator()
+    token, upgrade = f"Authorization: Bearer {TOKEN}\r\n", "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    heads = (
+        f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{token}\r\n",
+        f"GET /ingest HTTP/1.1\r\nHost: localhost\r\n{token}{upgrade}{key}\r\n",
+    )
+    held = []
+    for number in range(6 * MAX_NAMELESS):
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(heads[number % 2].encode() + b"\x82\xfe\xff\xff" * (number % 2))
+        held.append(writer)
+    rank = running.rank(0)
+    rank.attach()
+    await eventually(lambda: running.coordinator.watched.roster.num_connected == 1)
+    assert 200 == await status_of(running, "/healthz")
+    assert len(running.coordinator._listener._nameless) <= MAX_NAMELESS
+    assert len(running.coordinator.doors._strangers) <= doors.MAX_OF_ADDRESS + 1
+    for writer in held:
+        writer.transport.abort()
 
 
 async def test_a_flood_of_connections_does_not_hold_the_loop(run_coordinator: Any) -> None:

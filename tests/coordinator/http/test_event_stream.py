@@ -208,7 +208,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
 
 
 async def test_a_reader_that_fell_behind_is_shown_the_whole_again() -> None:
-    listener = event_stream._Listener("127.0.0.1")
+    listener = event_stream._Listener()
     listener.is_behind = False
     for number in range(event_stream.MAX_WAITING + 3):
         listener.give(bytes([number]))

@@ -38,6 +38,8 @@ def test_what_runs_say_of_themselves_is_no_markup_and_only_web_addresses_are_lin
     )
     assert "<script" not in shown
     assert "javascript:" not in shown
+    assert "<script" not in page([one("r", state=EVIL)], "", 1.0)
+    assert "2 known" in page([one("r"), one("broken", page="http://[::1")], "", 1.0), "one run hides no other"
     assert 'href="http://node-a:1"' in page([one("r", page="http://node-a:1")], "", 1.0)
 
 

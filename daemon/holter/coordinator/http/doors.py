@@ -12,7 +12,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
-from holter.transport.access import bearer, is_own_host, is_same, own_names
+from holter.transport.access import bearer, is_own_host, is_same, oldest_of_busiest, own_names
 from holter.transport.tls import NO_TLS, TlsFiles
 
 HEADER_DEADLINE_S = 10.0
@@ -88,8 +88,9 @@ class Doors:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what comes under a name that is not ours, and who may not read."""
         if self._has(request, self._settings.report_token):
-            self._strangers.pop(request.protocol, None)
             if request.path == "/ingest":
+                # From here on the listener counts it, until it has said who it is.
+                self._strangers.pop(request.protocol, None)
                 return await handler(request)
         elif not is_own_host(request.host, self._names):
             self.foreign_hosts += 1
@@ -142,9 +143,7 @@ class Doors:
             await asyncio.sleep(0)
 
     def _end_a_handshake(self) -> None:
-        """The oldest of the address that has the most of them: a stranger's many push out each other, not a sidecar's one."""
-        most, _ = Counter(self._handshakes.values()).most_common(1)[0]
-        oldest = next(task for task, address in self._handshakes.items() if address == most)
+        oldest = oldest_of_busiest(self._handshakes)
         del self._handshakes[oldest]
         oldest.cancel()
         self.pushed_out += 1

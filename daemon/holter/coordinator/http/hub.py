@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
@@ -54,9 +53,15 @@ def told(known: KnownRun, now_s: float) -> dict[str, Any]:
         state = card.state
     if card is not None and state == "ended":
         state = card.state if card.state == "halted" else "ended"
-    shown = msgspec.to_builtins(without_metrics(card)) if card is not None else {"run_id": known.run_id}
+    shown = msgspec.to_builtins(without_metrics(card)) if card is not None else {}
     holder = known.lease.holder if known.lease is not None else ""
-    return shown | {"state": state, "holder": holder, "token": known.lease.token if known.lease is not None else 0}
+    # By the name of its key: no run speaks for another.
+    return shown | {
+        "run_id": known.run_id,
+        "state": state,
+        "holder": holder,
+        "token": known.lease.token if known.lease is not None else 0,
+    }
 
 
 def without_metrics(card: RunCard) -> RunCard:
@@ -163,12 +168,15 @@ async def runs_of(place: NatsPlace) -> list[dict[str, Any]]:
 
 
 def metrics_of(known: KnownRun) -> list[MetricFamily] | None:
-    """What its coordinator's own /metrics say of the job and its incidents; None if that cannot be read."""
+    """What its coordinator's own /metrics say of the job and its incidents, all of it of this run; None if that cannot be read."""
     card = card_of_run(known)
     try:
-        return list(text_string_to_metric_families(card.metrics)) if card is not None and card.metrics else None
+        made = list(text_string_to_metric_families(card.metrics)) if card is not None and card.metrics else None
     except ValueError:
         return None
+    for sample in (sample for family in made or () for sample in family.samples):
+        sample.labels["run_id"] = known.run_id
+    return made
 
 
 def merged(parts: Iterable[list[MetricFamily]]) -> list[MetricFamily]:
@@ -216,12 +224,13 @@ def page(runs: list[Mapping[str, Any]] | list[dict[str, Any]], trouble: str, age
 
 def _row(one: Mapping[str, Any]) -> str:
     name, where = html.escape(str(one["run_id"])), str(one.get("page", ""))
-    is_link = urlsplit(where).scheme in {"http", "https"} and one["state"] in {"running", "halting"}
+    is_link = where.startswith(("http://", "https://")) and one["state"] in {"running", "halting"}
     run = f'<a href="{html.escape(where, quote=True)}">{name}</a>' if is_link else name
     ranks = f"{one['connected']} of {one['world_size']}" if "world_size" in one else "-"
+    state = html.escape(str(one["state"]))
     cells = (
         f'<th scope="row">{run}<small>{html.escape(str(one.get("run_dir", "")))}</small></th>',
-        f'<td><span class="state {one["state"]}">{one["state"]}</span></td>',
+        f'<td><span class="state {state}">{state}</span></td>',
         f"<td>{_incidents(one)}</td>",
         f"<td>{ranks}</td>",
         f"<td>{one.get('steps', '-')}</td>",

@@ -32,6 +32,7 @@ from holter.rank.context import Context
 from holter.rank.flight_server import call_lines, dump
 from holter.rank.own_code import frames_of, own_frames, place_of, text_of
 from holter.records import LEFT, Farewell, LastCalls
+from holter.redaction import cleaned
 
 MAX_CALLS = 64
 MAX_TEXT = 2000
@@ -170,12 +171,13 @@ def _handled(status: object) -> Farewell | None:
 
 
 def _of_exception(error: BaseException, kind: Kind) -> Farewell:
-    frames = frames_of(error)
-    return Farewell(kind=kind, text=text_of(error), where=place_of(frames[-1]) if frames else "", own=own_frames(error))
+    frames, text = frames_of(error), cleaned(text_of(error))
+    return Farewell(kind=kind, text=text, where=place_of(frames[-1]) if frames else "", own=own_frames(error))
 
 
 def _called(kind: Kind, text: str, frame: FrameType | None) -> Farewell:
     """At exit and in a bare thread the interpreter itself calls, from no line."""
+    text = cleaned(text)
     if frame is None:
         return Farewell(kind=kind, text=text, where="")
     place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -309,7 +309,9 @@ class NatsCarrier:
                     self.coordinator_token,
                 )
             return False
-        self.heard_s = clock.monotonic_s()
+        # A coordinator that turned us away does not watch us.
+        if not self.refusal:
+            self.heard_s = clock.monotonic_s()
         if told.token > self.coordinator_token:
             if self.coordinator_token:
                 logger.info("another coordinator gives the orders now: token %d", told.token)

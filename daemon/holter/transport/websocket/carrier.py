@@ -66,6 +66,8 @@ class WebSocketCarrier:
         self._on_message = on_message
         self._settings = settings or UplinkSettings()
         self._backoff = Backoff()
+        self._since_s = 0.0
+        """When this connection began."""
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
@@ -178,7 +180,9 @@ class WebSocketCarrier:
             message = await self._receive(socket)
         if not isinstance(message, wire.Welcome):
             raise _ConnectionEndedError("no Welcome")
-        self.refusal = ""
+        if not self._socket_path:
+            self.refusal = ""
+        self._since_s = clock.monotonic_s()
         self._speech.begin()
         self._wake.set()
         self.is_connected = True
@@ -254,13 +258,20 @@ class WebSocketCarrier:
                 )
                 continue
             if isinstance(message, wire.Relayed):
-                self.is_connected = message.is_connected
-                self.heard_s = max(self.heard_s, clock.monotonic_s() - message.ago_s)
+                self._hear_of_coordinator(message)
                 self._speech.note_passed(message.passed)
                 continue
             answer = self._tell(message)
             if answer is not None:
                 await self._send(socket, wire.encode(answer))
+
+    def _hear_of_coordinator(self, told: wire.Relayed) -> None:
+        self.is_connected = told.is_connected
+        now_s = clock.monotonic_s()
+        # An agent lets us in before the coordinator has said whether it does.
+        if not self.refusal or now_s - self._since_s > self._settings.steady_after_s:
+            self.refusal = ""
+            self.heard_s = max(self.heard_s, now_s - told.ago_s)
 
     async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> wire.Downward | None:
         """The next message that can be read; None at the connection's end."""
@@ -286,11 +297,11 @@ class WebSocketCarrier:
                 raise _ConnectionEndedError("the coordinator talks nonsense")
 
     async def _next_frame_of(self, socket: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage:
-        """The next one that is no ping; a line that was given up for want of an answer (ERROR) is no sign of life."""
+        """The next one that is no ping."""
         while True:
             frame = await socket.receive()
-            # An agent's own signs of life are not the coordinator's.
-            if frame.type is not aiohttp.WSMsgType.ERROR and not self._socket_path:
+            # An agent's own signs of life are not the coordinator's, and one that turns us away does not watch us.
+            if not self._socket_path and not _is_no_sign(frame):
                 self.heard_s = clock.monotonic_s()
             if frame.type is aiohttp.WSMsgType.PING:
                 await socket.pong(frame.data)
@@ -312,6 +323,12 @@ class WebSocketCarrier:
         if reason != self.refusal:
             logger.warning("the coordinator at %s turned us away: %s", self._socket_path or self._url, reason)
         self.refusal = reason
+
+
+def _is_no_sign(frame: aiohttp.WSMessage) -> bool:
+    """A line that was given up for want of an answer, or a coordinator that turned us away."""
+    is_refusal = frame.type is aiohttp.WSMsgType.CLOSE and frame.data >= wire.REFUSED
+    return is_refusal or frame.type is aiohttp.WSMsgType.ERROR
 
 
 async def _signalled(event: asyncio.Event, deadline_s: float) -> None:

@@ -20,17 +20,21 @@ from holter import clock
 from holter.files import UNREADABLE
 from holter.records import Observation, Order
 from holter.transport import wire
-from holter.transport.access import bearer, is_same
+from holter.transport.access import bearer, is_same, oldest_of_busiest
 from holter.transport.host_line import HostLine
 from holter.transport.interface import Receiver, refusal
 from holter.transport.questions import Questions
 from holter.transport.tls import SCHEME
 
 if TYPE_CHECKING:
+    from aiohttp.web_protocol import RequestHandler
+
     # A sidecar starts without the detectors.
     from holter.faults import ExamKey, TableKey
 
 HELLO_DEADLINE_S = 5.0
+MAX_NAMELESS = 64
+"""Connections that are not yet a rank's or an agent's: each may hold a frame that is nearly whole."""
 SEND_DEADLINE_S = 5.0
 PING_INTERVAL_S = 10.0
 LOCAL = "unix"
@@ -75,6 +79,8 @@ class WebSocketListener:
         self._hold = hold
         """Ends when a sidecar that said Goodbye may hang up."""
         self._routes: dict[int, RankRoute] = {}
+        self._nameless: dict[RequestHandler, str] = {}
+        """Connections that have shown the token and not yet said who they are, by address, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = Questions()
         self._is_over = False
@@ -95,8 +101,7 @@ class WebSocketListener:
         socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, heartbeat=PING_INTERVAL_S, timeout=2.0)
         await socket.prepare(request)
         try:
-            async with asyncio.timeout(HELLO_DEADLINE_S):
-                hello, _ = await _receive(socket)
+            hello = await self._first_word(request, socket)
             reason = await self._serve(socket, hello, request.remote or LOCAL)
         except TimeoutError:
             reason = "no Hello in time"
@@ -107,6 +112,20 @@ class WebSocketListener:
             logger.warning("turned a sidecar at %s away: %s", request.remote, reason)
         await _close(socket, wire.REFUSED if reason else WSCloseCode.OK, reason)
         return socket
+
+    async def _first_word(self, request: web.Request, socket: web.WebSocketResponse) -> wire.Upward | None:
+        if len(self._nameless) >= MAX_NAMELESS:
+            oldest = oldest_of_busiest(self._nameless)
+            del self._nameless[oldest]
+            if oldest.transport is not None:
+                oldest.transport.abort()
+        self._nameless[request.protocol] = request.remote or LOCAL
+        try:
+            async with asyncio.timeout(HELLO_DEADLINE_S):
+                hello, _ = await _receive(socket)
+        finally:
+            self._nameless.pop(request.protocol, None)
+        return hello
 
     async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
         """Ask for tables and hand the answers to the receiver; whoever does not answer in time does not have it."""
