@@ -45,6 +45,8 @@ MAX_ROWS = 50_000
 MAX_DATABASE_BYTES = 512 * 2**20
 """A larger one is not ours; it would take minutes to be checked."""
 MAX_DIAGNOSIS_BYTES = 16 * 2**20
+STORE_TIMEOUT_S = 1.0
+"""The same for a write, while all others wait; the incident is in its files too."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -100,7 +102,9 @@ class Incidents:
             self._causes.update(found.causes)
             if found.is_damaged:
                 self._disk.submit(partial(_put_aside, self._run_dir / DATABASE))
-            for diagnosis in left if not found.is_damaged else [*found.diagnoses, *left]:
+            # One that is locked has them, as far as anybody knows; waiting for it would keep all other writes.
+            lost = [] if found.is_locked else [*found.diagnoses, *left] if found.is_damaged else left
+            for diagnosis in lost:
                 self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
             for diagnosis in sorted([*found.diagnoses, *left], key=_number):
                 self._by_id[diagnosis.id] = diagnosis
@@ -211,7 +215,7 @@ _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
 
 
 @contextlib.contextmanager
-def _database(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
+def _database(path: Path, timeout_s: float = STORE_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(path, timeout=timeout_s)) as connection, connection:
         # Shared file systems cannot do it; the default journal is slower and as safe.
         with contextlib.suppress(*_UNUSABLE):
@@ -237,6 +241,8 @@ class _Stored(NamedTuple):
     num_unreadable: int = 0
     is_damaged: bool = False
     """It cannot be gone through to its end."""
+    is_locked: bool = False
+    """Somebody else has it."""
 
 
 def _stored(path: Path) -> _Stored:
@@ -247,7 +253,7 @@ def _stored(path: Path) -> _Stored:
         return _Stored(is_damaged=True)
     rows: list[tuple[object, object]] = []
     said: list[tuple[object, object]] = []
-    is_damaged = False
+    is_damaged = is_locked = False
     try:
         with _database(path, LOAD_TIMEOUT_S) as connection:
             # As bytes: text that is no UTF-8 would stop at its row.
@@ -261,13 +267,14 @@ def _stored(path: Path) -> _Stored:
             is_damaged = is_damaged or len(rows) == MAX_ROWS or checked not in [(b"ok",), ("ok",)]
     except _UNUSABLE as error:
         # One that somebody else has locked is not damaged; the incidents' own files are read instead.
-        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        is_damaged = not is_locked
     read = [_incident(content, checksum) for content, checksum in rows]
     diagnoses = [one for one in read if one is not None]
     known = {one.id for one in diagnoses}
     causes = [(_text(incident), _text(cause)) for incident, cause in said]
     named = [(incident, cause) for incident, cause in causes if incident in known and cause in CAUSES]
-    return _Stored(diagnoses, named, read.count(None), is_damaged)
+    return _Stored(diagnoses, named, read.count(None), is_damaged, is_locked)
 
 
 def _is_late(until_s: float) -> bool:
