@@ -197,3 +197,15 @@ def test_gradients_that_part_after_the_settings_did_are_not_the_beginning():
     (finding,) = ReplicaDivergence().judge(mesh.window())
     top = rank_causes(finding)[0]
     assert ((3,), "optimizer_state_mismatch", 0.93) == (top.ranks, top.cause, top.confidence)
+
+
+def test_what_a_script_leaves_out_of_its_own_reduction_is_not_judged_by_what_it_reduces():
+    mesh = Mesh()
+    for step in range(4):
+        mesh.step(step, lambda rank, step=step: {"gradients_reduced": step, "gradients": step, "gradients@ignored#0": 10 * step + rank, "parameters_before@ignored#0": 100 * step + bool(step) * rank, "parameters_after@ignored#0": 100 * (step + 1) + rank})  # fmt: skip
+    (asking,) = ReplicaDivergence().judge(mesh.window())
+    for need in asking.needs:
+        for rank in need.ranks:
+            mesh.assembly.mark_unavailable((need.tensor_class, need.step, rank))
+    (finding,) = ReplicaDivergence().judge(mesh.window())
+    assert ("warning", "unreduced_parameters") == (finding.severity, rank_causes(finding)[0].cause)

@@ -193,6 +193,9 @@ def _along(window: Window, axis: str, subgroup: str, members: frozenset[int]) ->
     along = {
         name.partition("@")[0]: known for name, known in window.tensors.classes.items() if name.endswith(f"@{axis}")
     }
+    if is_ignored(axis):
+        # The reduction that was seen is of other parameters.
+        classes.pop("gradients_reduced", None)
     tables = {
         (name.removesuffix(subgroup), step, rank): table
         for (name, step, rank), table in window.tensors.tables.items()
