@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from holter.faults.numerics.learning_rate import LearningRate
-from holter.faults.window import Note, Spread, StepNumbers
-from holter.records import Finding, ModuleVitals, Vitals
+from holter.faults.window import Note, Spread, StepNumbers, StepView
+from holter.records import Finding, ModuleVitals, Nonfinite, Vitals
 from made_up import made_window
 
 
@@ -23,13 +23,17 @@ def spread(value: float) -> Spread:
 
 
 def judge(
-    rates: Sequence[float], norms: Sequence[float], losses: Sequence[float], notes: tuple[Note, ...] = ()
+    rates: Sequence[float],
+    norms: Sequence[float],
+    losses: Sequence[float],
+    notes: tuple[Note, ...] = (),
+    views: tuple[StepView, ...] = (),
 ) -> list[Finding]:
     series = tuple(
         StepNumbers(i, i, {"learning_rate": spread(a), "gradient_norm": spread(b), "loss": spread(c)})
         for i, (a, b, c) in enumerate(zip(rates, norms, losses, strict=True))
     )
-    window = made_window(series=series, notes=notes)
+    window = made_window(series=series, notes=notes, steps=views)
     return list(LearningRate().judge(window))
 
 
@@ -66,6 +70,24 @@ def test_a_jump_that_ends_in_nan_is_critical() -> None:
     norms[41:], losses[41:] = [50.0, *[math.nan] * 18], [9.0, *[math.nan] * 18]
     (finding,) = judge(JUMP, norms, losses)
     assert (finding.first_step, finding.severity) == (40, "critical")
+
+
+@pytest.mark.parametrize(("factor", "later", "is_told"), [(50.0, 0, True), (5.0, 0, False), (50.0, 3, False)])
+def test_one_nan_at_once_after_a_tenfold_jump_is_the_jumps_for_a_halt_leaves_no_second(factor, later, is_told) -> None:
+    norms, losses = calm(dice(2), 42 + later)
+    norms[-1] = losses[-1] = math.nan
+    found = judge([1e-3] * 40 + [1e-3 * factor] * (2 + later), norms, losses)
+    assert is_told == bool(found)
+    if found:
+        assert (found[0].first_step, found[0].severity, found[0].facts["has_loss_reaction"]) == (40, "critical", True)
+
+
+def test_a_batch_that_was_no_number_is_not_the_jumps() -> None:
+    norms, losses = calm(dice(2), 42)
+    norms[-1] = losses[-1] = math.nan
+    bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=8)
+    view = StepView(step=41, first_seen_ns=0, num_reported=2, missing=(), nonfinite=((0, bad),))
+    assert judge([1e-3] * 40 + [3.0] * 2, norms, losses, views=(view,)) == []
 
 
 def test_a_nan_out_of_ordinary_values_is_not_laid_to_a_jump_before_it() -> None:

@@ -3,7 +3,8 @@
 What it detects
     A learning rate that rises threefold or more within one step, above everything seen before, and within the next steps a loss or a
     gradient norm that leaves its history upward, while both were ordinary at the step of the jump itself: that step's forward pass
-    still used the old weights. Without a jump: a loss that rises and stays, or grows a thousandfold at once, while steps change most
+    still used the old weights. After a tenfold rise one loss is enough that is no number, at the very next step, of inputs that are.
+    Without a jump: a loss that rises and stays, or grows a thousandfold at once, while steps change most
     modules by a tenth of themselves; and a loss that the first steps of a run, as large as that, left worse than it was, and that has
     not become better than it was since.
 
@@ -35,6 +36,8 @@ HISTORY = 100
 NUM_CHECKS = 8
 """The last ones, over which a step's size is judged."""
 BEYOND_RETURN = 1000.0
+AT_ONCE = 10.0
+"""Times the rate before, from which on a single loss that is no number is the jump's: a halt leaves no second one."""
 MOST = 0.5
 """Share of the modules."""
 FIRST_STEPS = 8
@@ -70,6 +73,8 @@ class Reaction(NamedTuple):
     num_huge: int
     """Of the next ten: ten times everything in the history, or not finite."""
     is_worse: bool
+    is_at_once: bool
+    """The first value after the jump is not finite."""
     last_step: int
 
 
@@ -99,7 +104,7 @@ class LearningRate:
                 for name in ("gradient_norm", "loss")
                 if (reaction := self._reaction(window, name, jump)) is not None
             ]
-            if _is_consequence(reactions):
+            if _is_consequence(reactions) or _is_at_once(window, jump, reactions):
                 yield _of_jump(window, jump, reactions)
                 return
         vitals = list(window.notes_of(Vitals))
@@ -153,6 +158,7 @@ class LearningRate:
             num_above=sum(value > top for _, value in after) if len(past) >= 20 else 0,  # noqa: PLR2004 - a maximum needs many
             num_huge=sum(value > 10 * abs(top) for value in near),
             is_worse=median(value for _, value in after) >= median(recent),
+            is_at_once=math.isinf(after[0][1]) and after[0][0] == jump.step + 1,
             last_step=after[-1][0],
         )
 
@@ -173,6 +179,15 @@ def _is_consequence(reactions: list[Reaction]) -> bool:
     if norm is None:
         return False
     return norm.num_huge >= 3 or (norm.num_far >= 3 and loss is not None and loss.is_worse)  # noqa: PLR2004 - as above
+
+
+def _is_at_once(window: Window, jump: Jump, reactions: list[Reaction]) -> bool:
+    """The first loss of the new weights is no number, and the batch was made of numbers."""
+    is_lost = any(reaction.is_at_once for reaction in reactions if reaction.name == "loss")
+    inputs = (
+        entry for view in window.steps if view.step > jump.step for _, entry in view.nonfinite if entry.where == "input"
+    )
+    return is_lost and jump.rate >= AT_ONCE * jump.before > 0 and not any(inputs)
 
 
 def _of_jump(window: Window, jump: Jump, reactions: list[Reaction]) -> Finding:
