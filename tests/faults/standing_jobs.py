@@ -152,8 +152,10 @@ class Play:
         return self.confirmed[0]
 
 
-def play(actors: dict[int, Actor], until_s: float = 30.0, tick_s: float = 0.25) -> Play:
-    """Judge at every quarter of a second; examinations are answered as the actors answer."""
+def play(
+    actors: dict[int, Actor], until_s: float = 30.0, tick_s: float = 0.25, failing: dict[int, float] | None = None
+) -> Play:
+    """Judge at every quarter of a second; examinations are answered as the actors answer. `failing`: when a rank says that an exception ends it."""
     judge, book, done = StalledRank(), ProgressBook(), Play()
     said: dict[int, str] = {}
     waiting: list[tuple[float, ExamKey]] = []
@@ -179,6 +181,7 @@ def play(actors: dict[int, Actor], until_s: float = 30.0, tick_s: float = 0.25) 
             exams=dict(book.exams),
             unexamined=dict(book.unexamined),
             links=dict(book.links),
+            failing={rank: int((START_S + at_s) * SECOND) for rank, at_s in (failing or {}).items() if at_s <= now_s},
         )
         for finding in judge.judge(window):
             if not finding.needs:

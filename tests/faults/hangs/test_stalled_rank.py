@@ -412,6 +412,17 @@ def test_survivors_that_wait_for_the_dead_say_so() -> None:
     assert finding.facts["has_died"] is True
 
 
+def test_who_waits_for_a_rank_that_its_own_exception_ended_waits_for_no_hang() -> None:
+    own = Farewell(kind="exception", text="FileNotFoundError: shard-0003.bin", where="/home/u/train.py:11")
+    actors = job(4, **BUSY, ends_s=7.6, exit_code=1, farewell=own)
+    assert [] == play(actors, until_s=14, failing={3: 0}).confirmed
+    assert [] == play(job(4, **BUSY, ends_s=1.0, exit_code=1, farewell=own), until_s=14).confirmed
+    assert [] == play(job(4, **BUSY), until_s=20, failing={3: 0}).confirmed
+    assert {(3,)} == {finding.ranks for _, finding in play(job(4, **BUSY), until_s=50, failing={3: 0}).confirmed}, (
+        "it does not end"
+    )
+
+
 def test_a_debugger_on_a_survivor_is_no_second_fault() -> None:
     actors = job(4, **BUSY, ends_s=1.0, exit_code=None, signal=signal.SIGKILL)
     actors[0] = replace(actors[0], state="traced", stopped_since_s=12.0)

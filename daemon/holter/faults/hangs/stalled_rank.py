@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holter.faults.hangs.culprits import SECOND, Blame, Due, blame, due, has_stayed, is_answered, proven
-from holter.faults.hangs.endings import is_meant, kind_of
+from holter.faults.hangs.endings import is_meant, kind_of, own_error
 from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
 from holter.faults.hangs.standstill import Standstill, standstill
 from holter.faults.shared.collectives import group_of
@@ -40,6 +40,8 @@ MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
 APART_NS = SECOND
 """Looks that are asked for closer together would see the same."""
 
+LEAVING_S = 30
+"""For so long a rank that has said that it fails may take to end: on a busy machine Python and torch are taken down for seconds."""
 COMPUTING_S = 6
 """For so long a rank in an operation of torch's is looked at in quick succession: each look pauses it for up to a second."""
 
@@ -70,7 +72,7 @@ class StalledRank(CulpritWaits):
                 return
         for found in self._judged(window):
             # Once a rank has died, what else stands still is for other eyes: somebody may be looking into it.
-            if broken is None or found.needs or found.facts["has_died"]:
+            if broken is None or found.needs or (found.facts["has_died"] and own_error(broken) != "script"):
                 yield found
 
     def _judged(self, window: Window, gave_up: RankExit | None = None) -> Iterator[Finding]:
@@ -85,7 +87,11 @@ class StalledRank(CulpritWaits):
         if blamed is not None and _is_hang(scene, blamed):
             proof = proven(scene, blamed, gave_up)
             dues = {rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self))}
-            confirmed = [rank for rank, found in dues.items() if self._is_confirmed(scene, blamed, rank, found)]
+            confirmed = [
+                rank
+                for rank, found in dues.items()
+                if not _is_leaving(window, rank) and self._is_confirmed(scene, blamed, rank, found)
+            ]
             if confirmed and (blamed.victims or blamed.is_deadlock or len(confirmed) == len(blamed.culprits)):
                 yield self._finding(scene, dataclasses.replace(blamed, culprits=tuple(confirmed)), dues)
                 return
@@ -269,6 +275,13 @@ def _undecided(scene: Standstill, blamed: Blame, looked_ns: int) -> Iterator[int
 def _is_seen_twice(scene: Standstill, rank: int) -> bool:
     look = scene.looks[rank]
     return scene.delay(rank) is not None or look.before is not None
+
+
+def _is_leaving(window: Window, rank: int) -> bool:
+    """Whether it said just now that an exception ends it: whoever waits for it waits for its end, which says more."""
+    said_ns = window.processes.failing.get(rank)
+    is_gone = any(end.rank == rank for end in window.processes.exits)
+    return said_ns is not None and not is_gone and 0 <= window.now_ns - said_ns < LEAVING_S * SECOND
 
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
