@@ -5,7 +5,7 @@ import pytest
 
 from holter.diagnosis import rank_causes
 from holter.faults import StepView
-from holter.faults.numerics.nonfinite_values import NonfiniteValues
+from holter.faults.numerics.nonfinite_values import NonfiniteValues, is_outside
 from holter.records import Census, Finding, MeshAxis, Nonfinite, Origin, Where
 from made_up import made_window
 
@@ -337,3 +337,10 @@ def test_a_nan_that_no_stage_received_is_the_last_one_s_and_a_bad_batch_is_the_f
     bad = [(0, staged("input", 0)), (1, staged("input", 1, is_received=True))]
     (finding,) = judge(view(30, *bad, *gradients, (1, staged("loss", 1))))
     assert ((0,), "nonfinite_input") == (finding.ranks, rank_causes(finding)[0].cause)
+
+
+def test_outputs_that_were_seen_not_to_be_finite_were_made_inside_whatever_a_replay_finds() -> None:
+    replayed = Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason="")
+    assert is_outside(replayed) is True
+    assert is_outside(msgspec.structs.replace(replayed, are_outputs_finite=True)) is True
+    assert is_outside(msgspec.structs.replace(replayed, are_outputs_finite=False)) is False

@@ -237,6 +237,9 @@ def is_outside(origin: Origin | None) -> bool | None:
         return None
     if origin.are_outputs_finite and not origin.module_class:
         return True
+    if origin.are_outputs_finite is False:
+        # What came once need not come again: a replay that finds nothing refutes nothing that was seen.
+        return False
     if not origin.replayed or origin.num_models > 1:
         return None
     return origin.is_loss_alone or not origin.module_class

@@ -207,8 +207,8 @@ class BatchBlameProbe:
             moment = AskedWhen(is_applied=is_applied, num_passes=step.passes.num_done, is_later=is_later)
             found = find(inputs, model.prefix if model else "", moment)
         traced = context.inputs.trace or LossTrace()
-        if not found.replayed and traced.origin is not None:
-            reason = f"{traced.origin.reason}; not replayed: {found.reason}"
+        if traced.origin is not None and not found.module_class:
+            reason = f"{traced.origin.reason}; {'the replay' if found.replayed else 'not replayed'}: {found.reason}"
             found = msgspec.structs.replace(traced.origin, reason=reason)
         lines = traced.lines
         if found.is_loss_alone and module is not None:
