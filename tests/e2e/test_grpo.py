@@ -33,9 +33,7 @@ def test_what_it_says(jobs: Launcher, fault: str, cause: str) -> None:
     assert [cause] * bool(cause) == [one["causes"][0]["cause"] for one in told]
 
 
-def test_a_nan_among_the_rewards_is_halted_and_the_trainer_goes_on_to_the_same_bits(
-    nursery: Any, tmp_path: Path
-) -> None:
+def test_an_infinite_reward_is_halted_and_the_trainer_goes_on_to_the_same_bits(nursery: Any, tmp_path: Path) -> None:
     def run(name: str, *words: object, action: str) -> Any:
         (tmp_path / name).mkdir()
         return nursery.run(tmp_path / name, [str(SCRIPT), *map(str, words)], env=HALT | {"HOLTER_ACTION": action})

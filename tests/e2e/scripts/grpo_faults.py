@@ -37,9 +37,9 @@ def reward(completions, **_):
     if FAULT == "constant":
         return [1.0] * len(completions)
     calls.append(1)
-    # The rewards of all ranks are gathered: one that is not finite spoils its own group alone.
+    # The rewards of all ranks are gathered: TRL leaves NaN out; Inf makes the advantages of its own group NaN.
     is_bad = FAULT == "nan" and len(calls) == NAN_AT + 1 and RANK == 1
-    return [float("nan") if is_bad else len(set(text.split())) / LONGEST for text in completions]
+    return [float("inf") if is_bad else len(set(text.split())) / LONGEST for text in completions]
 
 
 class Sampler:
