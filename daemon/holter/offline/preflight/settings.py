@@ -1,7 +1,7 @@
 """Settings of a job that contradict each other, or do something else than they say: environment, accelerate's YAML, DeepSpeed's JSON, the launcher's own words. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from holter.offline.found import Config
@@ -9,6 +9,8 @@ from holter.offline.preflight.record import PreflightCheck, failed, warned
 
 MAX_TEMPORARY = 80
 """Characters: what is put in there has names of its own."""
+Fail = Callable[[str, str, str], PreflightCheck]
+"""Takes a setting's name, what it does, and what to do."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOCAL = re.compile(r"^(localhost|127\.|::1|\[::1\]|0\.0\.0\.0)")
 
@@ -288,78 +290,63 @@ def _launcher(job: JobContext) -> Iterator[PreflightCheck]:
         )
 
 
-def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - one condition a trap
+def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:
     for config, values in job.values("accelerate"):
-        kind = values.get("distributed_type", "NO").upper()
-        ranks, machines = _number(values.get("num_processes", "")) or 1, _number(values.get("num_machines", "")) or 1
-
-        def at(name: str, found: Config = config) -> dict[str, object]:
-            return {"file": found.file, "line": found.lines.get(name, 0)}
 
         def fail(name: str, says: str, do: str, found: Config = config) -> PreflightCheck:
             return failed("accelerate", says, do, file=found.file, line=found.lines.get(name, 0))
 
-        if kind == "MULTI_CPU" and ranks > 1 and machines == 1 and "mpirun_config.mpirun_hostfile" not in values:
-            yield fail(
-                "distributed_type",
-                f"distributed_type: MULTI_CPU runs one process here, silently, not {ranks}",
-                "distributed_type: MULTI_GPU with ACCELERATE_USE_CPU=true starts them.",
-            )
-        if kind == "NO" and ranks > 1:
-            yield fail(
-                "distributed_type",
-                f"distributed_type: NO runs one process, not {ranks}",
-                "Name the kind: MULTI_GPU, FSDP, DEEPSPEED.",
-            )
-        if kind == "DEEPSPEED" and job.is_on("ACCELERATE_USE_CPU"):
-            yield fail(
-                "distributed_type",
-                "ACCELERATE_USE_CPU beside DeepSpeed gives plain DDP, silently",
-                "Unset ACCELERATE_USE_CPU; write use_cpu: true in the config.",
-            )
-        if machines > 1 and (not values.get("main_process_ip") or _LOCAL.match(values["main_process_ip"])):
-            yield fail(
-                "main_process_ip",
-                f"{machines} machines, and main_process_ip is {values.get('main_process_ip') or 'not set'}",
-                "Give the first machine's address.",
-            )
-        if ranks % machines:
-            yield fail(
-                "num_processes",
-                f"num_processes is {ranks}, of all machines together, and {machines} machines cannot share it evenly",
-                "Make it a multiple.",
-            )
-        if (_number(values.get("machine_rank", "")) or 0) >= machines:
-            yield fail(
-                "machine_rank",
-                f"machine_rank {values.get('machine_rank')} of {machines} machines: they are counted from 0",
-                "Give each machine its own, from 0 on.",
-            )
-        devices = [one for one in values.get("gpu_ids", "").split(",") if one.strip().isdigit()]
-        if devices and len(devices) < ranks // machines:
-            yield fail(
-                "gpu_ids",
-                f"gpu_ids names {len(devices)} devices for {ranks // machines} processes",
-                "Name as many, or `all`.",
-            )
-        if values.get("mixed_precision") == "fp16" and values.get("use_cpu", "").lower() in _TRUE:
-            yield fail(
-                "mixed_precision", "mixed_precision: fp16 does not train on CPUs", "mixed_precision: bf16 or 'no'."
-            )
+        ranks, machines = _number(values.get("num_processes", "")) or 1, _number(values.get("num_machines", "")) or 1
+        yield from _kind(job, values, (ranks, machines), fail)
+        yield from _places(values, (ranks, machines), fail)
         yield from _loading(config, values)
-        stage = values.get("deepspeed_config.zero_stage", "")
-        if (
-            kind == "DEEPSPEED"
-            and values.get("deepspeed_config.zero3_init_flag", "").lower() in _TRUE
-            and stage not in {"", "3"}
-        ):
-            yield fail(
-                "deepspeed_config.zero3_init_flag",
-                f"zero3_init_flag is on with zero_stage {stage}",
-                "Turn it off, or take stage 3.",
-            )
-        if stage == "3" and job.plain_save_line:
-            yield _partitioned(job, at("deepspeed_config.zero_stage"))
+        yield from _stage(job, config, values, fail)
+
+
+def _kind(job: JobContext, values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
+    """What the named kind really starts, of so many processes on so many machines."""
+    kind, (ranks, machines) = values.get("distributed_type", "NO").upper(), size
+    if kind == "MULTI_CPU" and ranks > 1 and machines == 1 and "mpirun_config.mpirun_hostfile" not in values:
+        says = f"distributed_type: MULTI_CPU runs one process here, silently, not {ranks}"
+        yield fail("distributed_type", says, "distributed_type: MULTI_GPU with ACCELERATE_USE_CPU=true starts them.")
+    if kind == "NO" and ranks > 1:
+        says = f"distributed_type: NO runs one process, not {ranks}"
+        yield fail("distributed_type", says, "Name the kind: MULTI_GPU, FSDP, DEEPSPEED.")
+    if kind == "DEEPSPEED" and job.is_on("ACCELERATE_USE_CPU"):
+        says = "ACCELERATE_USE_CPU beside DeepSpeed gives plain DDP, silently"
+        yield fail("distributed_type", says, "Unset ACCELERATE_USE_CPU; write use_cpu: true in the config.")
+    if values.get("mixed_precision") == "fp16" and values.get("use_cpu", "").lower() in _TRUE:
+        yield fail("mixed_precision", "mixed_precision: fp16 does not train on CPUs", "mixed_precision: bf16 or 'no'.")
+
+
+def _places(values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
+    """Machines and devices."""
+    ranks, machines = size
+    if machines > 1 and (not values.get("main_process_ip") or _LOCAL.match(values["main_process_ip"])):
+        says = f"{machines} machines, and main_process_ip is {values.get('main_process_ip') or 'not set'}"
+        yield fail("main_process_ip", says, "Give the first machine's address.")
+    if ranks % machines:
+        says = f"num_processes is {ranks}, of all machines together, and {machines} machines cannot share it evenly"
+        yield fail("num_processes", says, "Make it a multiple.")
+    if (_number(values.get("machine_rank", "")) or 0) >= machines:
+        says = f"machine_rank {values.get('machine_rank')} of {machines} machines: they are counted from 0"
+        yield fail("machine_rank", says, "Give each machine its own, from 0 on.")
+    devices = [one for one in values.get("gpu_ids", "").split(",") if one.strip().isdigit()]
+    if devices and len(devices) < ranks // machines:
+        says = f"gpu_ids names {len(devices)} devices for {ranks // machines} processes"
+        yield fail("gpu_ids", says, "Name as many, or `all`.")
+
+
+def _stage(job: JobContext, config: Config, values: Mapping[str, str], fail: Fail) -> Iterator[PreflightCheck]:
+    """ZeRO's stage against what else is set, and what the script saves."""
+    name, stage = "deepspeed_config.zero_stage", values.get("deepspeed_config.zero_stage", "")
+    is_deepspeed = values.get("distributed_type", "").upper() == "DEEPSPEED"
+    is_init = values.get("deepspeed_config.zero3_init_flag", "").lower() in _TRUE
+    if is_deepspeed and is_init and stage not in {"", "3"}:
+        says = f"zero3_init_flag is on with zero_stage {stage}"
+        yield fail("deepspeed_config.zero3_init_flag", says, "Turn it off, or take stage 3.")
+    if stage == "3" and job.plain_save_line:
+        yield _partitioned(job, {"file": config.file, "line": config.lines.get(name, 0)})
 
 
 def _loading(config: Config, values: Mapping[str, str]) -> Iterator[PreflightCheck]:
