@@ -244,7 +244,7 @@ NUMBERS = {
     "clip.given": "the former of the two",
     "clip.is_sharded": "1 if what was clipped is this rank's shard and the norm is the shard's own",
     "loss_scale": "the scaler's factor",
-    "backward.after_reduction": "1 if a backward pass added gradients of the rank's own after the last one of the step that reduced them",
+    "backward.after_reduction": "1 if the step's last backward pass reduced nothing: what it added, or all of the step, is the rank's own",
     "loss.is_divided": "1 if the loss that backward got is a quotient or product with a constant, as an accumulating loop makes it, or a pipeline divides the gradients itself; else 0",
     "sum.<class>": "sum over all elements of a class of tensors that must agree: a projection, so that its spread tells the ranks' distance",
     "norm.<class>": "L2 norm of the same",
@@ -433,6 +433,10 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
     has_parameters: bool
     is_rounded: bool | None = None
     """Whether its float32 output holds nothing but values of a narrower dtype; None: nobody looked, or there were too few."""
+    has_gradient: bool | None = None
+    """Whether the backward pass brought anything but zeros back to its output; None: nobody looked."""
+    lost_in: str = ""
+    """A module that its result goes into, and to which a gradient comes back that is all zeros here."""
 
 
 class Inspection(msgspec.Struct, frozen=True, tag="inspection", kw_only=True):

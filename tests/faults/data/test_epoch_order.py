@@ -1,5 +1,6 @@
 """Fires when a shuffling sampler repeats itself; quiet without shuffling, on handfuls of samples and on one batch for ever."""
 
+import math
 from typing import Any
 
 import pytest
@@ -142,3 +143,27 @@ def test_inputs_that_the_script_keeps_although_its_loader_goes_on_are_named_on_a
     assert ((0, 1), 20) == (finding.ranks, finding.first_step)
     assert inputs([5.0] * 60) == []
     assert inputs([*(step / 7 for step in range(20)), *[5.0] * 17], spread=0.0) == []
+
+
+def test_one_rank_alone_that_keeps_its_inputs_is_named() -> None:
+    """The other's differ at each step, now above and now below."""
+
+    def pair(own: float, other: float) -> Spread:
+        low, high = sorted((own, other))
+        return Spread((own + other) / 2, low, high, int(own > other), int(own < other), 2)
+
+    def judged(kept: list[float], spread: float = 1.0) -> list[Finding]:
+        others = [math.sin(step) for step in range(len(kept))]
+        numbers = [
+            {"batch.x.mean": pair(own, other), "batch.x.spread": pair(spread, 1.1 + other / 10)}
+            for own, other in zip(kept, others, strict=True)
+        ]
+        series = tuple(StepNumbers(step, 0, each) for step, each in enumerate(numbers))
+        return list(EpochOrder().judge(made_window(series=series)))
+
+    (finding,) = judged([*(step / 70 for step in range(20)), *[0.3] * 17])
+    assert ((0,), 20, "warning") == (finding.ranks, finding.first_step, finding.severity)
+    assert "repeated_epoch_order" == top_cause(finding)
+    assert [] == judged([0.3] * 60)
+    assert [] == judged([*(step / 70 for step in range(20)), *[1.0] * 17], spread=0.0), "a mask of full sequences"
+    assert [] == judged([step / 70 for step in range(37)])

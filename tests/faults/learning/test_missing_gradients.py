@@ -32,8 +32,10 @@ def witness(
     path: bool = True,
     zeros: float = math.nan,
     given: float = math.nan,
+    has_gradient: bool | None = None,
+    lost_in: str = "",
 ) -> Witness:
-    return Witness(module, kind, calls, "float32", zeros, given, on, path, kind != "ReLU")
+    return Witness(module, kind, calls, "float32", zeros, given, on, path, kind != "ReLU", None, has_gradient, lost_in)
 
 
 def judge(
@@ -193,3 +195,24 @@ def test_whole_modules_zero_inputs_and_what_never_had_one_are_silent() -> None:
     assert [] == stopped(idle_names=("b.weight",))
     assert [] == stopped(idle_names=("a.weight",), step=17)
     assert not any(one.facts["is_stopped"] for one in stopped(idle_names=("a.weight",), given=1.0))
+
+
+def test_a_gradient_that_is_lost_between_two_modules_is_found_and_placed() -> None:
+    seen = (
+        witness("blocks.0.0", has_gradient=False),
+        witness("blocks.1.0", has_gradient=False, lost_in="head"),
+        witness("head", has_gradient=True),
+    )
+    (finding,) = judge(vitals(zero=BLOCKS), vitals(zero=BLOCKS, idle=17), seen=seen)
+    assert ("warning", BLOCKS, ("blocks.0.0", "blocks.1.0")) == (finding.severity, finding.tensors, finding.modules)
+    assert top_cause(finding) == "graph_detached"
+    assert any("came back to head" in one.summary for one in finding.evidence)
+
+
+def test_a_loss_term_of_weight_zero_is_not_a_lost_gradient() -> None:
+    seen = (
+        witness("blocks.0.0", has_gradient=False),
+        witness("blocks.1.0", has_gradient=False),
+        witness("head", has_gradient=True),
+    )
+    assert [] == judge(vitals(zero=BLOCKS), vitals(zero=BLOCKS, idle=17), seen=seen)

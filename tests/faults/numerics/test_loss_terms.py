@@ -39,6 +39,18 @@ def test_a_term_that_is_gone_is_dated_and_one_that_never_was_is_named() -> None:
     assert never.facts["is_zero_from_start"] is True
 
 
+def test_a_term_whose_weight_was_changed_is_named_and_dated() -> None:
+    (finding,) = judge(
+        task=lambda i: 1 + 0.1 * (i % 3), adversarial=lambda i: (0.03 if i < 40 else 60.0) * (1 + 0.2 * (i % 2))
+    )
+    assert ("warning", 40) == (finding.severity, finding.first_step)
+    assert "'adversarial' went from" in finding.summary
+    assert [] == judge(task=lambda _: 1.0, adversarial=lambda i: 60.0 if i == 40 else 0.03), "a spike that comes back"
+    assert [] == judge(task=lambda i: 1.0 if i < 40 else 90.0, adversarial=lambda i: 0.03 if i < 40 else 3.0), (
+        "all grew"
+    )
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_schedules_and_scatter_are_silent(seed: int) -> None:
     noise = random.Random(seed)  # noqa: S311 - noise, no secret

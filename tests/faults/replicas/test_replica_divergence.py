@@ -165,6 +165,7 @@ def test_a_history_that_broke_on_every_rank_names_nobody() -> None:
     assert finding.ranks == (0, 1)
     assert finding.facts["own_history_broke_on_some"] is False
     assert finding.facts["own_history_broke_on_all"] is True
+    assert finding.facts["were_all_set_at_once"] is False
 
 
 KEPT = [view(step, kept=(0, 1)) for step in range(26, 30)]
@@ -175,6 +176,16 @@ def test_a_history_that_broke_where_the_other_was_not_read_names_its_rank() -> N
     assert finding.ranks == (1,)
     assert finding.facts["own_history_broke_on_all"] is False
     assert any("rank 0 could not be read there" in e.summary for e in finding.evidence)
+
+
+def test_weights_that_every_rank_set_anew_at_one_step_were_not_corrupted() -> None:
+    """A layer is initialised again, on each rank from its own random state."""
+    (finding,) = judge(*KEPT, flipped(broke=(0, 1)), classes=FLIPPED, tables=FLIPPED_TABLES)
+    assert ("unsynced_initialisation", (0, 1)) == (top(finding), finding.ranks)
+    assert any("it had not done so before" in one.summary for one in finding.evidence)
+    # A script that writes to its weights now and then has a habit, which explains no parting.
+    (habit,) = judge(*KEPT[:3], view(29, broke=(0, 1)), flipped(broke=(0, 1)), classes=FLIPPED, tables=FLIPPED_TABLES)
+    assert top(habit) != "unsynced_initialisation"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,17 @@ def test_a_rank_that_took_a_step_too_many_is_named():
     assert ("optimizer_state_mismatch", (0,)) == (top(finding), finding.ranks)
 
 
+def test_a_rank_that_makes_a_step_without_a_backward_pass_takes_one_too_many_each_time():
+    """Every second step of its is one: no gradients of its are ever those of the others' next step."""
+    steps = views([10, 11, 12, 13, 14], [10, 21, 22, 23, 24])
+    usual = [passes(step, 1, 1) for step in range(20, 31)]
+    (finding,) = judged(steps, *usual, passes(31, 0, 1), passes(33, 0, 1))
+    assert ("optimizer_state_mismatch", (0,)) == (top(finding), finding.ranks)
+    assert any("without a backward pass, which nobody had done before" in line.summary for line in finding.evidence)
+    (habit,) = judged(steps, passes(29, 0, 1), *usual[-1:], passes(31, 0, 1))
+    assert top(habit) != "optimizer_state_mismatch"
+
+
 def test_where_nothing_tells_who_it_was_both_are_named():
     (finding,) = judged(SKIPPED)
     assert ("optimizer_state_mismatch", (0, 1)) == (top(finding), finding.ranks)

@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -277,22 +278,19 @@ def test_a_partial_gradient_is_compared_only_in_what_the_step_makes_of_it(wear, 
 
 
 @pytest.mark.usefixtures("gloo")
-def test_a_pass_that_adds_local_gradients_after_the_reduction_says_so(wear):
+def test_a_step_says_so_if_its_last_pass_leaves_gradients_local(wear):
     worn = wear(world_size=2)
     model = DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for is_added in (False, True, False):
-        with model.no_sync():
-            # An accumulating loop: what is local is reduced by the last pass.
-            model(torch.ones(1, 4)).sum().backward()
-        model(torch.ones(1, 4)).sum().backward()
-        if is_added:
-            with model.no_sync():
+    # An accumulating loop: what is local is reduced by the last pass. One more after it; none that reduces.
+    for passes in ("local reducing", "local reducing local", "local reducing", "local local"):
+        for kind in passes.split():
+            with model.no_sync() if kind == "local" else nullcontext():
                 model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     said = [o.body.numbers.get("backward.after_reduction") for o in worn.said(StepDone)]
-    assert [None, 1.0, None] == said
+    assert [None, 1.0, None, 1.0] == said
 
 
 def test_what_the_optimizer_remembers_of_a_shard_is_read_after_a_step_and_before_the_next(wear, mesh_of_four):

@@ -217,3 +217,63 @@ def test_a_fast_path_stays_fast(worn):
 def test_after_something_was_compiled_nothing_is_inspected(worn):
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     assert [] == train(worn, Net(), 4)
+
+
+class Rounding(nn.Module):
+    """Two layers with a lossy operation between them, as a script writes it: outside of any module."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.between = between
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(tokens[..., None].float().expand(-1, -1, 8))))
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (torch.round, "second"),
+        (lambda x: x.clamp(1e6, 2e6), "second"),
+        # A branch that is weighed with zero beside one that is not: the gradient is not lost.
+        (lambda x: x + 0 * torch.round(x), ""),
+    ],
+)
+def test_an_operation_that_gives_back_nothing_but_zeros_is_placed_between_two_modules(worn, between, expected):
+    *_, inspection = train(worn, Rounding(between), 40)
+    if not expected:
+        assert "first" == inspection.reason
+        return
+    assert "idle" == inspection.reason
+    seen = {witness.module: witness for witness in inspection.witnesses}
+    assert expected == seen["first"].lost_in
+    assert seen["first"].has_gradient is False
+    assert seen["second"].has_gradient is True
+    assert "" == seen["second"].lost_in
+
+
+def test_a_saturated_activation_of_its_own_is_the_place(worn):
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[1].bias.fill_(50.0)
+    wrapper = Rounding(lambda x: x)
+    wrapper.first, wrapper.second = model, nn.Linear(2, 2)
+    *_, inspection = train(worn, wrapper, 40)
+    assert "idle" == inspection.reason
+    assert {"first.2"} == {witness.lost_in for witness in inspection.witnesses if witness.module == "first.1"}
+
+
+def test_a_gate_of_zero_beside_a_trunk_loses_nothing(worn):
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.trunk(tokens[..., None].float().expand(-1, -1, 8))
+            return self.head(x + 0.0 * self.branch(x))
+
+    *_, inspection = train(worn, Gated(), 40)
+    assert "idle" == inspection.reason
+    assert [] == [witness.module for witness in inspection.witnesses if witness.lost_in]

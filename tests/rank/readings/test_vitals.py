@@ -323,6 +323,22 @@ def test_each_side_of_a_game_clears_its_own_gradients(worn):
     assert all(named(o.body) == {} for o in said)
 
 
+def test_the_one_of_two_optimizers_that_clears_nothing_is_seen_beside_the_other(worn):
+    one, other = nn.Linear(8, 8), nn.Linear(8, 1)
+    worn.monitor.add_model(one)
+    worn.monitor.add_model(other)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-5) for each in (one, other)]
+    for _ in range(12):
+        optimizers[0].zero_grad()
+        one(torch.randn(4, 8)).pow(2).mean().backward()
+        optimizers[0].step()
+        other(torch.randn(4, 8)).pow(2).mean().backward()
+        optimizers[1].step()
+    said = worn.said(Vitals)
+    assert said[-1].body.uncleared_steps >= 3
+    assert said[-1].body.uncleared_growth > 1.2
+
+
 def test_accumulated_gradients_are_not_old_ones(worn):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -57,9 +57,7 @@ class EpochOrder:
         if _is_one_batch(window):
             return
         stuck = {rank: steps for rank in _of_same_batch(window) if (steps := self._stuck(window, rank))}
-        if not stuck and (steps := self._stuck_inputs(window)):
-            stuck = dict.fromkeys(sorted(window.attached), steps)
-        if stuck:
+        if stuck := stuck or self._stuck_inputs(window):
             yield _stuck_finding(stuck)
             return
         by_loader: dict[int, dict[int, list[LoaderPass]]] = {}
@@ -85,20 +83,34 @@ class EpochOrder:
         has_others = len({signature for _, signature in before[-self.min_others :]}) >= self.min_others
         return run if len(run) >= self.min_same and has_others else []
 
-    def _stuck_inputs(self, window: Window) -> list[int]:
-        """The newest steps at which the models of all ranks were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
+    def _stuck_inputs(self, window: Window) -> dict[int, list[int]]:
+        """The newest steps at which the models of all ranks, or of one, were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
         told = (known for entry in reversed(window.series[-NEWEST:]) if (known := _inputs(entry)))
         last, before_last = [*itertools.islice(told, 2), {}, {}][:2]
-        # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are.
-        for name in (name for name, newest in last.items() if before_last.get(name) == newest):
-            spreads = dict(window.values(f"{name}.spread"))
-            of = [(step, (mean, spreads[step])) for step, mean in window.values(f"{name}.mean") if step in spreads]
-            others = itertools.dropwhile(lambda at: of[at][1] == of[-1][1], reversed(range(len(of))))  # noqa: B023 - used at once
-            run = [step for step, _ in of[next(others, -1) + 1 :]]
-            before = {known for _, known in of[: len(of) - len(run)][-self.min_others :]}
-            if len(run) >= self.min_same and len(before) >= self.min_others:
-                return run
-        return []
+        for name in (name for name in last if name in before_last):
+            # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are.
+            if last[name] == before_last[name]:
+                if last[name][1].low > 0 and (run := self._same(window, name, None)):
+                    return dict.fromkeys(sorted(window.attached), run)
+                continue
+            extremes = sorted({rank for one in last[name] for rank in (one.low_rank, one.high_rank)})
+            same = [
+                rank for rank in extremes if (own := _own(last[name], rank)) and own == _own(before_last[name], rank)
+            ]
+            if found := {rank: run for rank in same if (run := self._same(window, name, rank))}:
+                return found
+        return {}
+
+    def _same(self, window: Window, name: str, rank: int | None) -> list[int]:
+        """The newest steps at which this input was the same on this rank, on all if None, if it was others before."""
+        spreads = dict(window.values(f"{name}.spread"))
+        both = [(step, (mean, spreads[step])) for step, mean in window.values(f"{name}.mean") if step in spreads]
+        told: list[tuple[int, object]] = [(step, one if rank is None else _own(one, rank)) for step, one in both]
+        of = [(step, one) for step, one in told if one is not None]
+        others = itertools.dropwhile(lambda at: of[at][1] == of[-1][1], reversed(range(len(of))))
+        run = [step for step, _ in of[next(others, -1) + 1 :]]
+        before = {known for _, known in of[: len(of) - len(run)][-self.min_others :]}
+        return run if len(run) >= self.min_same and len(before) >= self.min_others else []
 
     def _is_telling(self, one: LoaderPass) -> bool:
         end = one.end
@@ -113,13 +125,22 @@ class EpochOrder:
 
 
 def _inputs(entry: StepNumbers) -> dict[str, tuple[Spread, Spread]]:
-    """Mean and spread of every tensor that models were given and that varies within itself."""
+    """Mean and spread of every tensor that models were given and that varies within itself, on some rank."""
     found = {}
     for name, spread in entry.numbers.items():
         leaf = name.removesuffix(".spread")
-        if name.startswith("batch.") and leaf != name and spread.low > 0 and f"{leaf}.mean" in entry.numbers:
+        if name.startswith("batch.") and leaf != name and spread.high > 0 and f"{leaf}.mean" in entry.numbers:
             found[leaf] = entry.numbers[f"{leaf}.mean"], spread
     return found
+
+
+def _own(pair: tuple[Spread, Spread], rank: int) -> tuple[float, ...] | None:
+    """What one rank had of each, where it is the lowest or the highest, as one of two always is; None: not known, or it does not vary within itself."""
+    own = [
+        one.low if rank == one.low_rank or one.low == one.high else one.high if rank == one.high_rank else None
+        for one in pair
+    ]
+    return tuple(value for value in own if value is not None) if None not in own and own[1] else None
 
 
 def _of_same_batch(window: Window) -> list[int]:

@@ -88,7 +88,8 @@ GRAPH_DETACHED = CauseEntry(
     mechanism=(
         "The path from the loss back to these parameters is cut: the modules ran under `no_grad` or `inference_mode`, their result was "
         "detached or passed through numpy, or reentrant checkpointing was given an input that requires no gradient (the output of "
-        "a frozen embedding) and so recorded nothing. The optimizer passes over gradients that are None."
+        "a frozen embedding) and so recorded nothing. Or an operation on the way has no slope where it is used: rounding, a clamp, a function "
+        "that is saturated, a backward of one's own that gives zeros. The optimizer passes over gradients that are None."
     ),
     would_refute="The named modules' output leads back to their parameters, and the loss merely does not use it.",
     refuting_fact="has_gradient_path",
@@ -96,6 +97,7 @@ GRAPH_DETACHED = CauseEntry(
     rows=(
         Row("missing_gradients", 0.95, "observation", seen=("is_called", "is_gradient_off"), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.93, "observation", seen=("is_called",), absent=("has_gradient_path",), unless=("has_zero_layer",)),
+        Row("missing_gradients", 0.93, "observation", seen=("is_called", "is_lost_on_the_way"), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.80, "documented", seen=("is_called", "is_most_of_the_model"), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.80, "documented", absent=("is_called",), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.85, "documented", seen=("is_called", "is_stopped"), unless=("has_zero_layer",)),

@@ -3,8 +3,9 @@
 What it detects
     Trainable parameters that an optimizer holds and whose gradient is None, or exactly zero, for sixteen steps (eight, where it is
     proven that none can come), although their modules are called, or that had a gradient, have none any more, and belong to a module of
-    which another parameter still has one: because the modules ran without gradients being recorded, because their output leads nowhere,
-    or because a layer gives zero for all its inputs. And those of modules that no pass has called in thirty-two steps.
+    which another parameter, or the output, still has one: because the modules ran without gradients being recorded, because their
+    output leads nowhere, because an operation behind them gives back nothing but zeros of the gradient that it gets, or because a layer
+    gives zero for all its inputs. And those of modules that no pass has called in thirty-two steps.
 
 Why it matters
     That part of the model stays as it was initialised while the rest learns around it. The loss falls, only not as far as it should.
@@ -50,7 +51,9 @@ class _Case:
     is_most: bool = False
     is_uncalled: bool = False
     is_stopped: bool = False
-    """It had one before, and what belongs to the same module still has."""
+    """It had one before, and what belongs to the same module still has, or the module's output."""
+    lost_in: str = ""
+    """The module up to which a gradient still comes, and none from there on."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ class MissingGradients:
         dead = [witness for witness in called.values() if witness.output_zeros == 1.0 or witness.input_zeros == 1.0]
         if case := _dead_case(zeros, dead, called):
             return case
+        lost_in = next((called[module].lost_in for module in zeros if called[module].lost_in), "")
+        if lost_in:
+            behind = {module: names for module, names in zeros.items() if called[module].has_gradient is False}
+            return replace(_case_of(behind, called, is_proven=True), lost_in=lost_in)
         # An exact zero without a dead layer is a loss term with weight zero as often as not.
         astray = _owned(vitals.no_gradient.names, called)
         if not astray:
@@ -127,9 +134,9 @@ def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
 
 
 def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection) -> _Case | None:
-    """Tensors whose gradient became exactly zero in the middle of the run, while another one of their module still has one.
+    """Tensors whose gradient became exactly zero in the middle of the run, while another one of their module, or its output, still has one.
 
-    A loss term that is weighed with zero, or a layer that is given zeros, takes the gradient of both; a hook or a mask takes one.
+    A loss term that is weighed with zero, or a layer that is given zeros, takes the gradient of all; a hook or a mask takes some.
     """
     census = window.models.census.get(note.rank)
     if census is None or note.step - vitals.idle_steps < LEAST_LIVE:
@@ -148,7 +155,7 @@ def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection)
     found = {
         module: names
         for module, names in zeros.items()
-        if module in live and called[module].input_zeros != 1.0 and module
+        if (module in live or called[module].has_gradient) and called[module].input_zeros != 1.0 and module
     }
     return replace(_case_of(found, called), is_stopped=True) if found else None
 
@@ -219,7 +226,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
     note, vitals = latest
     first_step = max(0, note.step - vitals.idle_steps + 1)
     is_witnessed = not case.is_dead and not case.is_uncalled
-    what = "a gradient of exactly zero" if case.is_dead or case.is_stopped else "no gradient"
+    what = "a gradient of exactly zero" if case.is_dead or case.is_stopped or case.lost_in else "no gradient"
     where = names_text(case.modules) + (f" and, before it, {names_text(case.before)}" if case.before else "")
     summary = f"{len(case.tensors)} trainable parameters ({where}) have had {what} since step {first_step}"
     if case.is_dead:
@@ -241,6 +248,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
             "is_zero_layer_seen": case.is_proven if case.is_dead else None,
             "is_called": not case.is_uncalled,
             "is_stopped": case.is_stopped,
+            "is_lost_on_the_way": bool(case.lost_in),
         },
         evidence=(*_gradient_evidence(ranks, latest), *_witness_evidence(inspection, case)),
     )
@@ -264,6 +272,8 @@ def _witness_evidence(inspection: Inspection, case: _Case) -> Iterator[Evidence]
     for witness in case.witnesses[:4]:
         if case.is_dead:
             text = f"was given {witness.input_zeros:.0%} zeros and gave {witness.output_zeros:.0%}"
+        elif case.lost_in:
+            text = f"got nothing but zeros back, although a gradient that is not zero came back to {case.lost_in}, which its result goes into"
         elif not witness.was_gradient_on:
             text = "ran while gradients were not recorded"
         elif not witness.has_gradient_path:
@@ -271,7 +281,8 @@ def _witness_evidence(inspection: Inspection, case: _Case) -> Iterator[Evidence]
         else:
             text = "gave an output that requires a gradient, and none came back"
             if case.is_stopped:
-                text = "gave an output that requires a gradient; another of its parameters has one still"
+                whose = "that output has one" if witness.has_gradient else "another of its parameters has one"
+                text = f"gave an output that requires a gradient; {whose} still"
         yield Evidence(
             kind="inspection",
             summary=f"{witness.module} ({witness.module_class}) was called {witness.num_calls} times in the pass that was inspected and {text}",

@@ -502,6 +502,7 @@ FAMILY = Family(
         Consequence("learning_rate", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("gradient_explosion", ("loss_trend", "gradient_balance", "nonfinite_loss", "learning_rate")),
         Consequence("gradient_explosion", ("nonfinite_values",), unless_follower_is=("nonfinite_input", "nonfinite_forward")),
+        Consequence("loss_terms", ("gradient_explosion", "gradient_balance", "loss_trend")),
         Consequence("loss_trend", ("gradient_explosion", "gradient_balance", "overfitting")),
     ),
 )  # fmt: skip

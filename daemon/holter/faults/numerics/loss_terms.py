@@ -2,7 +2,8 @@
 
 What it detects
     Of the terms that the script tells (`watch.log(loss_terms={...})`): one that is a hundred times all the others together, by the median
-    of twenty logs or more; one that was there and is exactly zero at the last twenty logs; one that has been exactly zero at all of forty
+    of twenty logs or more; one that from one log to the next is thirty times what it ever was, ten times all the others, which are as before,
+    and stays; one that was there and is exactly zero at the last twenty logs; one that has been exactly zero at all of forty
     logs.
 
 Why it matters
@@ -39,6 +40,8 @@ SMALL_BY_DESIGN = re.compile(r"(^|[._])(l1|l2|reg\w*|penalty|\w*decay|smooth\w*|
 MAX_LOGS = 400
 RISEN = 3.0
 """A term that is so many times what it was at first has grown itself."""
+JUMP, LASTING, LEADING = 30.0, 8, 10.0
+"""Times its largest value that a term jumps to, logs for which it stays up there, and times the others together that it then is."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class LossTerms:
             if since is not None and all(median(_sizes(terms[other][-self.min_logs :])) > 0 for other in others):
                 yield _of_zero(window, name, points, since, terms)
                 return
-        if len(measured) == len(terms) and (found := self._dominating(terms)) is not None:
+        if (jump := self._jumped(terms)) is not None:
+            yield _of_jump(window, *jump, terms)
+        elif len(measured) == len(terms) and (found := self._dominating(terms)) is not None:
             yield _of_dominance(window, found, terms, self.min_logs)
 
     def _gone_since(self, points: Points) -> int | None:
@@ -83,6 +88,22 @@ class LossTerms:
         usual = median(alive)
         is_abrupt = len(alive) >= 5 and min(alive[-3:]) > 0.1 * usual > 0  # noqa: PLR2004 - a schedule lets down slowly
         return points[-num][0] if is_abrupt else None
+
+    def _jumped(self, terms: Mapping[str, Points]) -> tuple[str, int, tuple[float, float]] | None:
+        """(name, step, (before, after)) of a term whose weight was changed by much: by nothing that training does in a step."""
+        rows = _common(terms)
+        for name in terms if len(rows) >= self.min_logs + LASTING else ():
+            own = [row[name] for row in rows]
+            rest = [sum(row.values()) - row[name] for row in rows]
+            top, before = max(own[: self.min_logs]), self.min_logs
+            while before < len(own) and own[before] <= JUMP * top:
+                top, before = max(top, own[before]), before + 1
+            after = own[before : before + LASTING]
+            is_up = len(after) == LASTING and top > 0 and min(after) > JUMP / 3 * top
+            if is_up and LEADING * rest[before] < own[before] and rest[before] <= RISEN * max(rest[:before]):
+                steps = sorted(set.intersection(*({step for step, _ in points} for points in terms.values())))
+                return name, steps[before], (median(own[:before]), median(after))
+        return None
 
     def _dominating(self, terms: Mapping[str, Points]) -> str | None:
         shares = _common(terms)
@@ -155,6 +176,22 @@ def _of_zero(window: Window, name: str, points: Points, since: int, terms: Mappi
         summary=f"The loss term {_short(name)!r} {how}, while the others are not.",
         facts={"is_zero": True, "is_zero_from_start": is_from_start, "is_dominating": False, "is_growing": False},
         evidence=_sizes_evidence(terms, 20),
+    )
+
+
+def _of_jump(window: Window, name: str, step: int, sizes: tuple[float, float], terms: Mapping[str, Points]) -> Finding:
+    before, after = sizes
+    return _finding(
+        window,
+        terms,
+        step=step,
+        summary=f"The loss term {_short(name)!r} went from {before:.3g} to {after:.3g} at step {step}, while the others stayed as they were.",
+        facts={"is_zero": False, "is_zero_from_start": False, "is_dominating": True, "is_growing": False},
+        evidence=Evidence(
+            kind="terms",
+            summary=f"{_short(name)}: {before:.3g} (median) at all logs before step {step}, {after:.3g} in the {LASTING} from it on; it had never been a {JUMP:.0f}th of that",
+            values={"before": before, "after": after, "step": step},
+        ),
     )
 
 

@@ -40,19 +40,21 @@ _NO_DISTANCE = "how the distance between the ranks grows over the next compariso
 
 UNSYNCED_INITIALISATION = CauseEntry(
     cause="unsynced_initialisation",
-    happened="Replicas did not start from the same weights.",
+    happened="Replicas did not start from the same weights, or were given others of their own.",
     mechanism=(
         "Each rank built its model from its own random state, or loaded other weights, and nothing broadcast rank 0's. Equal gradients "
-        "are then added to different weights, so that the distance stays for the whole run while the loss looks ordinary."
+        "are then added to different weights, so that the distance stays for the whole run while the loss looks ordinary. So it is with a "
+        "layer that is initialised anew in the middle of a run, on each rank from its own random state."
     ),
-    would_refute="The ranks' parameters were equal when they were first compared.",
-    refuting_fact="parameters_differ_at_first",
+    would_refute="The ranks' parameters were equal when they were first compared, and no script set them anew.",
+    refuting_fact="were_set_apart",
     is_refuted_by=False,
     damage=_REPLICAS_DIFFER,
     rows=(
         Row("replica_divergence", 0.95, "observation", seen=("parameters_differ_at_first",), absent=("gradients_differ",), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
         Row("replica_divergence", 0.85, "documented", seen=("parameters_differ_at_first", "gradients_differ"), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
         Row("replica_divergence", 0.80, "documented", seen=("parameters_differ_at_first",), unknown=("gradients_differ",), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
+        Row("replica_divergence", 0.90, "observation", seen=("were_all_set_at_once",), absent=("parameters_differ_at_first", "gradients_differ"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), names="everyone", tensors="parameters"),
         Row("replica_divergence", 0.40, "inference", seen=("parameters_differ_at_first",), names="everyone", tensors="parameters", missing=_NO_TIE_BREAK),
         Row("replica_divergence", 0.40, "inference", seen=("parameters_differ",), unknown=("parameters_differ_at_first",), unless=("gradients_differ",), names="everyone", tensors="parameters", missing=_NO_PARAMETERS),
     ),
@@ -157,7 +159,7 @@ SILENT_DATA_CORRUPTION = CauseEntry(
         Row("replica_divergence", 0.80, "documented", seen=("own_history_broke_on_some",), absent=("gradients_differ",), tensors="parameters"),
         Row("replica_divergence", 0.75, "documented", seen=("own_history_broke_on_some",), tensors="parameters"),
         Row("replica_divergence", 0.80, "documented", seen=("is_culprit_known",), absent=("parameters_differ_at_first", "gradients_differ", "parameters_differ_in_all_tensors"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters"),
-        Row("replica_divergence", 0.60, "inference", absent=("parameters_differ_at_first", "gradients_differ", "parameters_differ_in_all_tensors"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_TIE_BREAK),
+        Row("replica_divergence", 0.60, "inference", absent=("parameters_differ_at_first", "gradients_differ", "parameters_differ_in_all_tensors"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs", "were_all_set_at_once"), tensors="parameters", missing=_NO_TIE_BREAK),
         Row("replica_divergence", 0.50, "inference", seen=("parameters_parted_within_a_step",), absent=("parameters_differ_at_first", "gradients_differ"), unless=("given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_STATE),
         Row("replica_divergence", 0.45, "inference", seen=("parameters_differ",), absent=("parameters_differ_at_first",), unless=("gradients_differ", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_GRADIENTS + ", and " + _NO_TABLES),
         Row("replica_divergence", 0.45, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), missing="the collective's result on each rank: gradients differed at some steps and agreed at others"),

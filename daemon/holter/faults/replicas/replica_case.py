@@ -30,6 +30,8 @@ class HistoryBreak:
     """Of whom that step was not read: that theirs did not is inferred from all the steps before, at which nobody's did."""
     is_on_all: bool | None = None
     """None: nobody looked, or not at enough ranks."""
+    is_new: bool = False
+    """It is on all, and at no step before was it on any: no habit of the script's."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class StepsApart:
     behind: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
-    """Of those behind, at which their gradients were those of the others' next step."""
+    """Of those behind, at which their gradients were those of the others' next step; or the one that a rank made without a backward pass."""
+    is_without_pass: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,19 @@ def steps_apart(window: Window, parting: Parting | None) -> StepsApart:
     return StepsApart()
 
 
+def extra_step(window: Window, parting: Parting | None) -> StepsApart:
+    """Who made a step without any backward pass where ranks part, as nobody had done before: it steps more often than the others."""
+    passes = dict(window.values("micro_steps")) if parting else {}
+    for step in (parting.step - 1, parting.step, parting.step + 1) if parting else ():
+        one, before = passes.get(step), [each for at, each in passes.items() if at < step]
+        is_usual = len(before) >= MIN_KEPT and all(each.low > 0 for each in before)
+        # All but one made as many passes as the most.
+        if one and is_usual and 0 == one.low < one.high and one.mean * one.num > one.high * (one.num - 1.5):
+            others = tuple(rank for rank in parting.ranks if rank != one.low_rank) if parting else ()
+            return StepsApart(others, (one.low_rank,), (step,), is_without_pass=True)
+    return StepsApart()
+
+
 def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
     """Between the last comparison at which the weights agreed and the first at which they did not.
 
@@ -213,11 +229,12 @@ def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
             return HistoryBreak(view.step, tuple(sorted(view.broke_history)), is_on_all=False)
     broken = [view for view in looked if view.broke_history]
     broke = {rank for view in broken for rank in view.broke_history}
-    if not broke or broke.issuperset(weights.ranks):
-        return HistoryBreak(is_on_all=bool(broke) if looked else None)
     earlier = [view for view in window.steps if view.step <= since]
     num_kept = sum(bool(view.kept_history) for view in earlier)
-    if len(broken) > 1 or num_kept < MIN_KEPT or any(view.broke_history for view in earlier):
+    is_new = len(broken) == 1 and num_kept >= MIN_KEPT and not any(view.broke_history for view in earlier)
+    if not broke or broke.issuperset(weights.ranks):
+        return HistoryBreak(is_on_all=bool(broke) if looked else None, is_new=is_new)
+    if not is_new:
         return HistoryBreak()
     unseen = tuple(rank for rank in weights.ranks if rank not in broke)
     return HistoryBreak(broken[0].step, tuple(sorted(broke)), unseen, is_on_all=False)

@@ -33,6 +33,7 @@ from holter.faults.replicas.replica_case import (
     Case,
     agreed_steps,
     are_settings_common,
+    extra_step,
     is_beginning_forgotten,
     must_agree,
     steps_apart,
@@ -103,6 +104,8 @@ class ReplicaDivergence:
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
         apart = steps_apart(window, partings.get("gradients_reduced"))
+        if not apart.steps:
+            apart = extra_step(window, min(partings.values(), key=lambda parting: parting.step, default=None))
         followers = {name: parting for name, parting in partings.items() if name in GRADIENTS}
         window, partings = _without_followers(window, partings)
         followers = {name: parting for name, parting in followers.items() if name not in partings}
@@ -220,6 +223,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         "gradient_tensors": list(gradients.tensors),
         "own_history_broke_on_some": None if broke.is_on_all is None else bool(broke.ranks),
         "own_history_broke_on_all": broke.is_on_all,
+        "were_all_set_at_once": broke.is_new,
         "has_majority": bool(first.minority),
         "has_implausible_side": bool(in_weights.odd_ranks) if in_weights.has_norms else None,
         "is_culprit_known": bool(why),
@@ -325,6 +329,7 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
     return {
         "parameters_differ": bool(weights) if before or after else None,
         "parameters_differ_at_first": at_first,
+        "were_set_apart": None if at_first is None else at_first or case.broke.is_new,
         "parameters_parted_within_a_step": is_within,
         "gradients_agreed_there": _agreed_at(case.window, "gradients", weights) if weights and is_within else None,
     }

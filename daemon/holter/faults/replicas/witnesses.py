@@ -142,7 +142,7 @@ def _is_altered(reduced: Table, given: Table, names: Iterable[str]) -> bool:
 
 
 def is_pass_after_reduction(case: Case) -> bool:
-    """Whether a rank says that a backward pass came after the last one of the step that reduced."""
+    """Whether a rank says that the last backward pass of the step reduced nothing."""
     said = dict(case.window.values("backward.after_reduction")).get(case.given.step) if case.given else None
     return said is not None and said.high > 0
 
@@ -168,6 +168,11 @@ def off_by_a_step(case: Case) -> tuple[tuple[int, ...], str]:
     behind, ahead, steps = case.apart.behind, case.apart.ahead, case.apart.steps
     if not steps:
         return (), ""
+    if case.apart.is_without_pass:
+        return (
+            ahead,
+            f"{ranks_text(ahead)} made step {steps[0]} without a backward pass, which nobody had done before: an optimizer step that the others did not take",
+        )
     equal = (
         f"what the reduction gave {ranks_text(behind)} at steps {listed(map(str, steps))} is, bit for bit, what "
         f"{ranks_text(ahead)} got one step later"
@@ -363,7 +368,8 @@ def culprit_evidence(case: Case) -> Iterator[Evidence]:
     elif broke.is_on_all:
         yield Evidence(
             kind="history",
-            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks",
+            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks"
+            + ("; it had not done so before" if broke.is_new else ""),
         )
     yield majority_evidence(case.first)
     if difference.odd_ranks:

@@ -225,12 +225,12 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
 
 
 def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> bool:
-    """Whether one of these made that step, or the one before, with no backward pass: it took one too many, and left out no call.
+    """Whether one of these made that step, or one beside it, with no backward pass: it took one too many, and left out no call.
 
     A call at the border of two steps may count to either.
     """
     passes = dict(window.values("micro_steps"))
-    around = (passes[each] for each in (step - 1, step) if each in passes)
+    around = (passes[each] for each in (step - 1, step, step + 1) if each in passes)
     return any(one.low == 0 and one.low_rank in ranks for one in around)
 
 

@@ -51,6 +51,7 @@ except ImportError:
 
 STATE_EVERY = 4
 """Comparisons between two readings of the optimizer's state."""
+NOT_REDUCED = "backward.after_reduction"
 CLIPPED = ("gradients_reduced", "gradients")
 """Classes between which a script clips, in this order."""
 SLICE_BYTES = 64 << 20
@@ -148,8 +149,6 @@ class ComparisonProbe:
         self._shard_state = ShardState(context, self._read)
         context.models.on_forget.append(self._selections.forget)
         self._reduced = _ReducedGradients(OpenStep(-1))
-        self._last_reducing: Callable[[], OpenStep | None] = lambda: None
-        """The step in which DDP last reduced."""
         self._own_reduced: tuple[OpenStep | None, int, float] = (None, 0, 0.0)
         """Of a step: how many of this rank's own shards of the gradients were read as the reduction left them, and their norm."""
 
@@ -200,14 +199,13 @@ class ComparisonProbe:
         self._read("gradients", chosen, gradients_of(chosen.tensors))
 
     def note_reduction(self) -> None:
-        """A backward pass is over: DDP has reduced in it, or what it added after a reduction stays the rank's own."""
-        step, last = self._context.log.now, self._last_reducing
-        for model in self._context.models:
-            if (ddp := model.ddp) is not None:
-                if ddp.require_backward_grad_sync:
-                    last = self._last_reducing = weakref.ref(step)
-                elif last() is step:
-                    step.numbers["backward.after_reduction"] = 1.0
+        """A backward pass is over: DDP has reduced in it, or what it added stays the rank's own until one does."""
+        passes = [model.ddp.require_backward_grad_sync for model in self._context.models if model.ddp is not None]
+        numbers = self._context.log.now.numbers
+        if passes and not all(passes):
+            numbers[NOT_REDUCED] = 1.0
+        else:
+            numbers.pop(NOT_REDUCED, None)
 
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""

@@ -201,6 +201,23 @@ def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
     return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
 
 
+@dataclass(frozen=True)
+class _Uncleared:
+    """What one optimizer's gradients held when its steps began."""
+
+    num_checks: int = 0
+    """In a row."""
+    first: float = 0.0
+    growth: float = 0.0
+
+    def after(self, norm: float) -> "_Uncleared":
+        """With one more check."""
+        if norm <= 0:
+            return _Uncleared()
+        first = self.first if self.num_checks else norm
+        return _Uncleared(self.num_checks + 1, first, norm / first)
+
+
 class LeftoverGradients:
     """What is left in the gradients when the first backward pass of a step begins: nothing, unless nobody clears them.
 
@@ -215,11 +232,20 @@ class LeftoverGradients:
         )
         self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, float]] = weakref.WeakKeyDictionary()
         """Step, and norm of what was left at its beginning."""
-        self._first = 0.0
-        self.num_checks = 0
-        """In a row."""
-        self.growth = 0.0
-        """Norm of the leftovers over what it was at the first of those."""
+        self._uncleared: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uncleared] = weakref.WeakKeyDictionary()
+
+    @property
+    def num_checks(self) -> int:
+        """In a row, of the optimizer that has the most."""
+        return self._worst().num_checks
+
+    @property
+    def growth(self) -> float:
+        """Its norm of the leftovers over what that was at the first of those."""
+        return self._worst().growth
+
+    def _worst(self) -> "_Uncleared":
+        return max(self._uncleared.values(), key=lambda one: one.num_checks, default=_Uncleared())
 
     def take(self) -> None:
         """The first backward pass of a step is about to begin."""
@@ -243,15 +269,10 @@ class LeftoverGradients:
 
     def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """These are about to step: were their gradients cleared before? A device may answer for an earlier step."""
-        taken = [self._left.pop(optimizer) for optimizer in optimizers if optimizer in self._left]
-        if taken:
-            norm = max(norm for _, norm in taken)
-            if norm > 0:
-                self._first = self._first if self.num_checks else norm
-                self.num_checks += 1
-                self.growth = norm / self._first
-            else:
-                self.num_checks, self.growth = 0, 0.0
+        for optimizer in optimizers:
+            if optimizer in self._left:
+                _, norm = self._left.pop(optimizer)
+                self._uncleared[optimizer] = self._uncleared.get(optimizer, _Uncleared()).after(norm)
         for optimizer in optimizers:
             watched = [reference() for reference in self._watched.get(optimizer, ())]
             if not watched or any(p is None or p.grad is None for p in watched):

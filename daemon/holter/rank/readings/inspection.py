@@ -12,7 +12,7 @@ gradients, in backward. A model of which torch.compile or TorchScript has any pa
 import math
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ MAX_WITNESSES, MAX_PLACES = 256, 512
 MAX_NAMES = 32
 MAX_DEPTH = 3
 NUM_ELEMENTS = 4096
+MAX_NODES = 64
+"""Operations between two modules that are gone through."""
 MIN_ROUNDED = 16
 """Different values from which on their mantissas are no chance."""
 OF_INPUT = " (input)"
@@ -57,6 +59,12 @@ class _Seen:
     was_gradient_on: bool = False
     has_gradient_path: bool = False
     is_rounded: bool | None = None
+    has_gradient: bool | None = None
+    """Whether anything but zeros came back to its output."""
+    gives_gradient: bool | None = None
+    """The same of its input."""
+    feeders: "list[_Seen]" = field(default_factory=list)
+    """Whose results its input was made of."""
 
 
 @dataclass
@@ -72,6 +80,8 @@ class _Pass:
     """Modules by their identity -> the how many-eth to be called first."""
     rounded: dict[str, bool] = field(default_factory=dict)
     """As in the record."""
+    results: dict[Any, _Seen] = field(default_factory=dict)
+    """Node of the graph -> the module whose output it made."""
 
 
 class InspectionProbe:
@@ -163,7 +173,8 @@ class InspectionProbe:
                 seen = inspected.seen[prefix + name] = _Seen(weakref.ref(module))
             elif isinstance(module, UNCALLED) or (module is root and not _own(module)):
                 continue
-            hook = UncopiedHook(self._context.guard.wrap(_watch(inspected, seen, prefix + name), "any"))
+            wrap = self._context.guard.wrap
+            hook = UncopiedHook(wrap(_watch(inspected, seen, prefix + name, wrap), "any"))
             handles = inspected.of_roots if module is root else inspected.handles
             handles.append(module.register_forward_hook(hook))
 
@@ -206,7 +217,7 @@ def _own(module: nn.Module) -> bool:
     return bool(module._parameters) and not isinstance(module, UNCALLED)  # noqa: SLF001
 
 
-def _watch(inspected: _Pass, seen: _Seen | None, name: str) -> Any:
+def _watch(inspected: _Pass, seen: _Seen | None, name: str, wrap: Callable[..., Any]) -> Any:
     def watch(module: nn.Module, args: Any, output: Any) -> None:
         inspected.called.setdefault(id(module), len(inspected.called))
         if seen is None:
@@ -226,11 +237,66 @@ def _watch(inspected: _Pass, seen: _Seen | None, name: str) -> Any:
         if inspected.reason != "changed":
             seen.output_zeros = _zeros(first)
             seen.input_zeros = _zeros(_first(args))
+        if inspected.reason == "idle":
+            _follow(inspected, seen, _first(args), first, wrap)
         if _own(module) and not inspected.autocast_dtype:
             seen.is_rounded = _is_rounded(first)
             _note_rounded(inspected, f"{name}{OF_INPUT}", _first(args))
 
     return watch
+
+
+def _follow(
+    inspected: _Pass, seen: _Seen, given: torch.Tensor | None, output: torch.Tensor, wrap: Callable[..., Any]
+) -> None:
+    """What comes back to a module's output and input in the backward pass, and who feeds whom."""
+
+    def of_output(gradient: torch.Tensor) -> None:
+        seen.has_gradient = seen.has_gradient or _is_any(gradient)
+
+    def of_input(gradient: torch.Tensor) -> None:
+        seen.gives_gradient = seen.gives_gradient or _is_any(gradient)
+
+    for tensor, hook in ((output, of_output), (given, of_input)):
+        if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
+            tensor.register_hook(wrap(hook, "any"))
+    if given is not None and given.grad_fn is not None and not seen.feeders:
+        seen.feeders = _feeders(inspected, given)
+    if output.grad_fn is not None:
+        inspected.results[output.grad_fn] = seen
+
+
+def _feeders(inspected: _Pass, given: torch.Tensor) -> list[_Seen]:
+    """The modules whose results an input was made of by a few operations; none if anything else that is trained went into it."""
+    found: list[_Seen] = []
+    known: set[Any] = set()
+    todo: list[Any] = [given.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if len(known) > MAX_NODES or hasattr(node, "variable"):
+            return []
+        if node in inspected.results:
+            found.append(inspected.results[node])
+        else:
+            todo += [before for before, _ in node.next_functions]
+    return found
+
+
+def _is_any(gradient: torch.Tensor) -> bool | None:
+    """Whether anything is not zero; of host memory only, where few passes are looked at."""
+    if not gradient.is_cpu or type(gradient) is not torch.Tensor or not is_readable(gradient):
+        return None
+    return bool(gradient.any())
+
+
+def _lost_before(seen: _Seen, *, has_parameters: bool) -> list[_Seen]:
+    """Modules that get back nothing but zeros of what came to this one, or, if it has nothing to train itself, through it."""
+    is_arriving = seen.gives_gradient if has_parameters else seen.has_gradient
+    feeders = [feeder for feeder in seen.feeders if feeder is not seen]
+    return feeders if is_arriving and all(feeder.has_gradient is False for feeder in feeders) else []
 
 
 def _first(thing: Any, depth: int = 0) -> torch.Tensor | None:
@@ -285,6 +351,11 @@ def _record_of(inspected: _Pass) -> Inspection:
     """Witnesses in the order of their calls: who feeds whom shows in it, and not in the order in which a model was built."""
     witnesses, uncalled = [], []
     never = len(inspected.called)
+    lost: dict[int, str] = {}
+    for name, seen in inspected.seen.items():
+        module = seen.module()
+        for feeder in _lost_before(seen, has_parameters=module is not None and _own(module)):
+            lost.setdefault(id(feeder), name)
     for name, seen in sorted(
         inspected.seen.items(), key=lambda item: inspected.called.get(id(item[1].module()), never)
     ):
@@ -306,6 +377,8 @@ def _record_of(inspected: _Pass) -> Inspection:
                 seen.has_gradient_path,
                 _own(module),
                 seen.is_rounded,
+                seen.has_gradient,
+                lost.get(id(seen), ""),
             )
         )
     return Inspection(
