@@ -2,8 +2,8 @@
 
 What it detects
     Of the terms that the script tells (`watch.log(loss_terms={...})`): one that is a hundred times all the others together, by the median
-    of twenty logs or more; one that from one log to the next is thirty times what it ever was, ten times all the others, which are as before,
-    and stays; one that was there and is exactly zero at the last twenty logs; one that has been exactly zero at all of forty
+    of twenty logs or more; one that from one log to the next is thirty times what it ever was, ten times all the others, which are as
+    before, and stays; one that was there and is exactly zero at the last twenty logs; one that has been exactly zero at all of forty
     logs.
 
 Why it matters
