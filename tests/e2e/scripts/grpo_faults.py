@@ -1,12 +1,6 @@
-"""TRL's GRPO on a tiny model of its own, with one fault or without: what is generated, what it is rewarded with, and by which weights.
-
-    grpo_faults.py FAULT STEPS [CHECKPOINT]
-
-At the end each rank writes its weights, `weights-RANK.pt`.
-"""
+"""TRL's GRPO on a tiny model of its own, with one fault or without: what is generated, what it is rewarded with, and by which weights."""
 
 import copy
-import os
 import sys
 
 import torch
@@ -20,9 +14,6 @@ import holter
 FAULT = sys.argv[1]
 WORDS = [f"w{number}" for number in range(20)]
 LONGEST = 8
-NAN_AT = 5
-RANK = int(os.environ.get("RANK", "0"))
-calls: list[int] = []
 HAS_REFERENCE = "reference" in FAULT
 
 
@@ -36,10 +27,7 @@ def tokenizer():
 def reward(completions, **_):
     if FAULT == "constant":
         return [1.0] * len(completions)
-    calls.append(1)
-    # The rewards of all ranks are gathered: TRL leaves NaN out; Inf makes the advantages of its own group NaN.
-    is_bad = FAULT == "nan" and len(calls) == NAN_AT + 1 and RANK == 1
-    return [float("inf") if is_bad else len(set(text.split())) / LONGEST for text in completions]
+    return [len(set(text.split())) / LONGEST for text in completions]
 
 
 class Sampler:
@@ -127,7 +115,4 @@ if FAULT == "wrong-reference":
         for value in trainer.ref_model.parameters():
             if value.ndim > 1:
                 value.normal_(std=0.3)
-trainer.train(resume_from_checkpoint=sys.argv[3] if sys.argv[3:] else None)
-torch.save(trainer.accelerator.unwrap_model(trainer.model).state_dict(), f"weights-{RANK}.pt")
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+trainer.train()
