@@ -1,6 +1,6 @@
 """The pass over device tensors: one launch a dtype, results copied to pinned memory on a side stream, polled, never waited for.
 
-    training stream   … backward │ bases │ float_pass │ combine_rows │ optimizer …        reads are ordered with the training's own writes
+    training stream   … backward │ bases │ read_pass │ combine_rows  │ optimizer …        reads are ordered with the training's own writes
     side stream                                         └▶ copy rows to the slot's pinned memory ─▶ event
     training thread   start() returns at once …………………………………………… poll(): event.query()
 
@@ -34,14 +34,14 @@ SEGMENT = 1024
 COMBINE_TILE = 64
 COMBINE_THREADS = 128
 _ALIGNMENT = np.uint64(16)
-"""Bytes of the loads of `float_pass`."""
+"""Bytes of the loads of what is read fast."""
 
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
 _IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.int64)
 _DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64).view(np.int64)
 KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
 HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
-# element_pass counts elements, so its jobs are no longer in elements than float_pass's in words.
+# What is read slowly is counted in elements, so its jobs are no longer in elements than the others in words.
 GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in KINDS else 1) for fmt in _BY_CODE], np.int64)
 
 
@@ -195,7 +195,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
 
 
 def launch_options(*, is_amd: bool) -> dict[str, int]:
-    """How `float_pass` is compiled."""
+    """How `read_pass` is compiled where something is read fast."""
     if is_amd:
         return {"num_warps": NUM_THREADS // 64, "waves_per_eu": WAVES_PER_UNIT}
     return {"num_warps": NUM_THREADS // 32, "maxnreg": MAX_REGISTERS}
@@ -206,21 +206,18 @@ def kernel_of(
 ) -> tuple[str, tuple[Any, ...], dict[str, int]]:
     """The function that reads a dtype so ("float", "element", "mixed"), its compile-time arguments, and how it is compiled."""
     options = launch_options(is_amd=torch.version.hip is not None)
-    whole = (*element_constants(fmt), statistics, histogram if fmt.is_float else 0)
-    if kernel == "float":
-        return "float_pass", (KINDS[fmt.code], statistics, histogram, UNROLL), options
-    if kernel == "mixed":
-        return "mixed_pass", (KINDS[fmt.code], UNROLL, *whole), options
-    return "element_pass", whole, {"num_warps": options["num_warps"]}
+    kinds = kernel != "element", kernel != "float", KINDS.get(fmt.code, 0)
+    constants = (*kinds, UNROLL, *element_constants(fmt), statistics, histogram if fmt.is_float else 0)
+    return "read_pass", constants, {"num_warps": options["num_warps"]} if kernel == "element" else options
 
 
 def combine_warps(num_warps: int) -> int:
-    """Of `combine_rows`, where `float_pass` has so many."""
+    """Of `combine_rows`, where `read_pass` has so many."""
     return max(1, COMBINE_THREADS * num_warps // NUM_THREADS)
 
 
 def element_constants(fmt: Format) -> tuple[int | bool, ...]:
-    """The compile-time arguments of `element_pass` that describe a dtype."""
+    """The compile-time arguments of `read_pass` that describe a dtype."""
     largest = fmt.largest_finite if fmt.is_float else 0
     is_signed = fmt.name.startswith("int")
     return (

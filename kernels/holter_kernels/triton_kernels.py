@@ -8,8 +8,8 @@ piece of it; where the run's tensor lies now is in `bases`, one address a tensor
 fingerprint, so that sum over blocks b and places j of R_b * T_j * y_bj is sum over j of T_j * (sum over b of R_b * y_bj): one
 multiply-add a word, T only once at the end. Its loop assumes a healthy tensor; a job that turns out to hold a zero, a subnormal, something not
 finite or extreme magnitudes is read a second time, from cache.
-`_element_job` reads every other dtype, and shards that begin anywhere, one element at a time. A launch has jobs of one dtype: `float_pass` of the first kind alone, `element_pass` of the second,
-`mixed_pass` of both, so that a dtype takes one launch however its tensors lie; the second kind may spill registers there, and the first, which is nearly all, keeps its own.
+`_element_job` reads every other dtype, and shards that begin anywhere, one element at a time. A launch of `read_pass` has jobs of one dtype, and is compiled for the kinds that it has: of both,
+so that a dtype takes one launch however its tensors lie, the second may spill registers, and the first, which is nearly all, keeps its own.
 """
 
 # A kernel is Triton's language in Python's clothes: types are the compiler's, constants are upper case, branches on them need their else.
@@ -186,6 +186,92 @@ def _store_row(
 
 
 @triton.jit
+def _count_closely(words, num_tiles, num_words, count, KIND: tl.constexpr):
+    """A job that is not healthy, element by element: how many there are of each kind, and the extremes of what is finite."""
+    NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
+    INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
+    NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
+    zeros = tl.zeros((TILE,), tl.int32)
+    lows = tl.zeros((TILE,), tl.int32)
+    nans = tl.zeros((TILE,), tl.int32)
+    pos_infs = tl.zeros((TILE,), tl.int32)
+    neg_infs = tl.zeros((TILE,), tl.int32)
+    low = tl.full((TILE,), float("inf"), tl.float32)
+    high = tl.full((TILE,), -float("inf"), tl.float32)
+    least = tl.full((TILE,), float("inf"), tl.float32)
+    for k in tl.range(0, num_tiles):
+        w = _load_words(words, k, num_words, count, KIND)
+        for part in tl.static_range(NUM_PARTS):
+            ours = _is_ours(k, part, count, KIND)
+            x = _part(w, part, KIND)
+            magnitude = _magnitude(w, part, KIND)
+            finite = ours & (magnitude < INFINITY)
+            zeros += (ours & (magnitude == 0)).to(tl.int32)
+            lows += (ours & (magnitude < NORMAL)).to(tl.int32)
+            nans += (ours & (magnitude > INFINITY)).to(tl.int32)
+            pos_infs += (ours & (magnitude == INFINITY) & (x > 0)).to(tl.int32)
+            neg_infs += (ours & (magnitude == INFINITY) & (x < 0)).to(tl.int32)
+            low = tl.where(finite, tl.minimum(low, x), low)
+            high = tl.where(finite, tl.maximum(high, x), high)
+            least = tl.where(finite & (magnitude > 0), tl.minimum(least, tl.abs(x)), least)
+    num_zeros = tl.sum(zeros, 0)
+    subnormals = tl.sum(lows, 0) - num_zeros
+    num_nans, num_pos, num_neg = tl.sum(nans, 0), tl.sum(pos_infs, 0), tl.sum(neg_infs, 0)
+    return num_zeros, subnormals, num_nans, num_pos, num_neg, tl.min(low, 0), tl.max(high, 0), tl.min(least, 0)
+
+
+@triton.jit
+def _sum_widely(words, num_tiles, num_words, count, KIND: tl.constexpr):
+    """What is finite, summed in float64: sum, of magnitudes, of squares."""
+    NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
+    INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
+    sums = tl.zeros((TILE,), tl.float64)
+    abs_sums = tl.zeros((TILE,), tl.float64)
+    square_sums = tl.zeros((TILE,), tl.float64)
+    for k in tl.range(0, num_tiles):
+        w = _load_words(words, k, num_words, count, KIND)
+        for part in tl.static_range(NUM_PARTS):
+            finite = _magnitude(w, part, KIND) < INFINITY
+            x = tl.where(finite, _part(w, part, KIND), 0.0).to(tl.float64)
+            sums += x
+            abs_sums += tl.abs(x)
+            square_sums += x * x
+    return tl.sum(sums, 0), tl.sum(abs_sums, 0), tl.sum(square_sums, 0)
+
+
+@triton.jit
+def _bin_words(words, first, num_tiles, num_words, count, KIND: tl.constexpr, HISTOGRAM: tl.constexpr):
+    """The exponents of a job's elements, counted. `first`: the job's first block of 1024 elements, of which a tile holds one, or two of halves."""
+    NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
+    counts = tl.zeros((256,), tl.int32)
+    for k in tl.range(0, num_tiles):
+        tile_first = first + k * NUM_PARTS
+        if (HISTOGRAM == 2) | (tile_first % 16 == 0):
+            w = _load_words(words, k, num_words, count, KIND)
+            for part in tl.static_range(NUM_PARTS):
+                ours = _is_ours(k, part, count, KIND)
+                if (HISTOGRAM == 1) & (NUM_PARTS == 2):
+                    ours = ours & (tl.arange(0, TILE) < TILE // 2)  # the tile's first block
+                magnitude = _magnitude(w, part, KIND)
+                if KIND == 0:
+                    bin_ = magnitude >> 23
+                elif KIND == 1:
+                    bin_ = magnitude >> 7
+                else:
+                    field = magnitude >> 10
+                    bin_ = tl.where(field == 0, 0, tl.where(field == 31, 255, field + 112))
+                counts += tl.histogram(bin_, 256, mask=ours)
+    return counts
+
+
+@triton.jit
+def _add_bins(bins, run, counts):
+    """To the histogram of the run's tensor."""
+    out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
+    tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+
+
+@triton.jit
 def _float_job(
     jobs,
     runs,
@@ -202,8 +288,6 @@ def _float_job(
 ):
     """One job of float32, bfloat16 or float16. HISTOGRAM: 0 off, 1 sampled, 2 exact."""
     NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
-    INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
-    NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
     SMALLEST_NORMAL: tl.constexpr = 2.0**-14 if KIND == 2 else 2.0**-126
     address, count, index = _job(jobs, runs, bases, JOB_WORDS * NUM_PARTS, 4 // NUM_PARTS)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
@@ -296,79 +380,18 @@ def _float_job(
         is_finite = abs_total < infinity  # false for NaN too
         is_tame = is_finite & (largest <= LARGE) & ((largest >= SMALL) | (abs_total == 0))
         if (not is_finite) | (smallest < SMALLEST_NORMAL):
-            zero_counts = tl.zeros((TILE,), tl.int32)
-            low_counts = tl.zeros((TILE,), tl.int32)
-            nan_counts = tl.zeros((TILE,), tl.int32)
-            pos_counts = tl.zeros((TILE,), tl.int32)
-            neg_counts = tl.zeros((TILE,), tl.int32)
-            low = tl.full((TILE,), infinity, tl.float32)
-            high = tl.full((TILE,), -infinity, tl.float32)
-            least = tl.full((TILE,), infinity, tl.float32)
-            for k in tl.range(0, num_tiles):
-                w = _load_words(words, k, num_words, count, KIND)
-                for part in tl.static_range(NUM_PARTS):
-                    ours = _is_ours(k, part, count, KIND)
-                    x = _part(w, part, KIND)
-                    magnitude = _magnitude(w, part, KIND)
-                    finite = ours & (magnitude < INFINITY)
-                    zero_counts += (ours & (magnitude == 0)).to(tl.int32)
-                    low_counts += (ours & (magnitude < NORMAL)).to(tl.int32)
-                    nan_counts += (ours & (magnitude > INFINITY)).to(tl.int32)
-                    pos_counts += (ours & (magnitude == INFINITY) & (x > 0)).to(tl.int32)
-                    neg_counts += (ours & (magnitude == INFINITY) & (x < 0)).to(tl.int32)
-                    low = tl.where(finite, tl.minimum(low, x), low)
-                    high = tl.where(finite, tl.maximum(high, x), high)
-                    least = tl.where(finite & (magnitude > 0), tl.minimum(least, tl.abs(x)), least)
-            zeros = tl.sum(zero_counts, 0)
-            subnormals = tl.sum(low_counts, 0) - zeros
-            nans = tl.sum(nan_counts, 0)
-            pos_infs = tl.sum(pos_counts, 0)
-            neg_infs = tl.sum(neg_counts, 0)
-            lowest = tl.min(low, 0)
-            highest = tl.max(high, 0)
-            smallest = tl.min(least, 0)
+            zeros, subnormals, nans, pos_infs, neg_infs, lowest, highest, smallest = _count_closely(
+                words, num_tiles, num_words, count, KIND
+            )
         if not is_tame:
-            wide_sums = tl.zeros((TILE,), tl.float64)
-            wide_abs_sums = tl.zeros((TILE,), tl.float64)
-            wide_square_sums = tl.zeros((TILE,), tl.float64)
-            for k in tl.range(0, num_tiles):
-                w = _load_words(words, k, num_words, count, KIND)
-                for part in tl.static_range(NUM_PARTS):
-                    finite = _magnitude(w, part, KIND) < INFINITY
-                    x = tl.where(finite, _part(w, part, KIND), 0.0).to(tl.float64)
-                    wide_sums += x
-                    wide_abs_sums += tl.abs(x)
-                    wide_square_sums += x * x
-            total = tl.sum(wide_sums, 0)
-            abs_total = tl.sum(wide_abs_sums, 0)
-            square_total = tl.sum(wide_square_sums, 0)
+            total, abs_total, square_total = _sum_widely(words, num_tiles, num_words, count, KIND)
     _store_row(
         flag, partials, _slot(run), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
         lowest, highest, smallest, total, abs_total, square_total,
     )  # fmt: skip
 
     if HISTOGRAM != 0:
-        counts = tl.zeros((256,), tl.int32)
-        first = block * NUM_PARTS  # blocks of 1024 elements, of which a tile holds NUM_PARTS
-        for k in tl.range(0, num_tiles):
-            tile_first = first + k * NUM_PARTS
-            if (HISTOGRAM == 2) | (tile_first % 16 == 0):
-                w = _load_words(words, k, num_words, count, KIND)
-                for part in tl.static_range(NUM_PARTS):
-                    ours = _is_ours(k, part, count, KIND)
-                    if (HISTOGRAM == 1) & (NUM_PARTS == 2):
-                        ours = ours & (place < TILE // 2)  # the tile's first block
-                    magnitude = _magnitude(w, part, KIND)
-                    if KIND == 0:
-                        bin_ = magnitude >> 23
-                    elif KIND == 1:
-                        bin_ = magnitude >> 7
-                    else:
-                        field = magnitude >> 10
-                        bin_ = tl.where(field == 0, 0, tl.where(field == 31, 255, field + 112))
-                    counts += tl.histogram(bin_, 256, mask=ours)
-        out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
-        tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+        _add_bins(bins, run, _bin_words(words, block * NUM_PARTS, num_tiles, num_words, count, KIND, HISTOGRAM))
 
 
 @triton.jit
@@ -488,12 +511,11 @@ def _element_job(
         tl.min(least, 0), tl.sum(sums, 0), tl.sum(abs_sums, 0), tl.sum(square_sums, 0),
     )  # fmt: skip
     if HISTOGRAM != 0:
-        out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
-        tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+        _add_bins(bins, run, counts)
 
 
 @triton.jit
-def float_pass(
+def read_pass(
     jobs,
     runs,
     bases,
@@ -502,54 +524,8 @@ def float_pass(
     flag,
     places,
     rows,
-    KIND: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    HISTOGRAM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Jobs of one dtype that all begin at a block, and at a multiple of 16 bytes."""
-    _float_job(jobs, runs, bases, partials, bins, flag, places, rows, KIND, STATISTICS, HISTOGRAM, UNROLL)
-
-
-@triton.jit
-def element_pass(
-    jobs,
-    runs,
-    bases,
-    partials,
-    bins,
-    flag,
-    places,
-    rows,
-    GRAIN: tl.constexpr,
-    BITS: tl.constexpr,
-    IS_FLOAT: tl.constexpr,
-    IS_SIGNED: tl.constexpr,
-    EXPONENT_BITS: tl.constexpr,
-    MANTISSA_BITS: tl.constexpr,
-    LOW_BITS: tl.constexpr,
-    LARGEST_FINITE: tl.constexpr,
-    HAS_INFINITY: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    HISTOGRAM: tl.constexpr,
-):
-    """Jobs of any one dtype, wherever they begin."""
-    _element_job(
-        jobs, runs, bases, partials, bins, flag, places, rows, GRAIN, BITS, IS_FLOAT, IS_SIGNED, EXPONENT_BITS, MANTISSA_BITS,
-        LOW_BITS, LARGEST_FINITE, HAS_INFINITY, STATISTICS, HISTOGRAM,
-    )  # fmt: skip
-
-
-@triton.jit
-def mixed_pass(
-    jobs,
-    runs,
-    bases,
-    partials,
-    bins,
-    flag,
-    places,
-    rows,
+    HAS_FAST: tl.constexpr,
+    HAS_SLOW: tl.constexpr,
     KIND: tl.constexpr,
     UNROLL: tl.constexpr,
     GRAIN: tl.constexpr,
@@ -564,9 +540,11 @@ def mixed_pass(
     STATISTICS: tl.constexpr,
     HISTOGRAM: tl.constexpr,
 ):
-    """Jobs of float32, bfloat16 or float16 of which some begin elsewhere: one launch for all, each read as its run says."""
-    run = runs + tl.load(jobs + tl.program_id(0)).to(tl.int64) * RUN_FIELDS
-    if tl.load(run + 7) != 0:
+    """Jobs of one dtype: those that begin at a block and at a multiple of 16 bytes are read fast, if it is float32, bfloat16 or float16."""
+    is_fast = HAS_FAST
+    if HAS_FAST and HAS_SLOW:
+        is_fast = tl.load(runs + tl.load(jobs + tl.program_id(0)).to(tl.int64) * RUN_FIELDS + 7) != 0
+    if is_fast:
         _float_job(jobs, runs, bases, partials, bins, flag, places, rows, KIND, STATISTICS, HISTOGRAM, UNROLL)
     else:
         _element_job(

@@ -39,7 +39,10 @@ def compile_pass(kind: str, target: GPUTarget, kernel: str = "float") -> Any:
     function = getattr(triton_kernels, name)
     constants = dict(zip(function.arg_names[len(POINTERS) :], values, strict=True))
     source = ASTSource(function, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants)
-    return triton.compile(source, target=target, options=gpu.launch_options(is_amd=target.backend == "hip"))
+    options = gpu.launch_options(is_amd=target.backend == "hip")
+    if kernel == "element":
+        options = {"num_warps": options["num_warps"]}
+    return triton.compile(source, target=target, options=options)
 
 
 def run_tool(name: str, *arguments: str) -> str:
@@ -129,15 +132,8 @@ def test_amd_healthy_path(kind: str) -> None:
 @pytest.mark.release
 @pytest.mark.parametrize("target", [*NVIDIA.values(), AMD], ids=[*NVIDIA, "gfx942"])
 def test_the_other_kernels_compile(target: GPUTarget) -> None:
-    names = triton_kernels.element_pass.arg_names
     for fmt in FORMATS.values():
-        constants = dict(
-            zip(names[len(POINTERS) :], [*gpu.element_constants(fmt), True, int(fmt.is_float)], strict=True)
-        )
-        source = ASTSource(
-            triton_kernels.element_pass, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants
-        )
-        assert triton.compile(source, target=target, options={"num_warps": gpu.NUM_THREADS // target.warp_size}).asm
+        assert compile_pass(fmt.name, target, "element").asm
 
 
 def compile_combine_rows(target: GPUTarget) -> Any:

@@ -25,7 +25,7 @@ from holter_kernels import devices, gpu, triton_kernels, warm_up
 from holter_kernels.sources import look
 devices.on = lambda _: contextlib.nullcontext()
 HERE = torch.device("cuda", 0)
-def num_compiled(): return sum(len(k.device_caches[0][0]) for k in (triton_kernels.float_pass, triton_kernels.element_pass, triton_kernels.mixed_pass, triton_kernels.combine_rows))
+def num_compiled(): return sum(len(k.device_caches[0][0]) for k in (triton_kernels.read_pass, triton_kernels.combine_rows))
 """
 
 NOTHING_LEFT = """
