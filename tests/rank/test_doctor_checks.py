@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holter.config import Settings
-from holter.rank.doctor import cost, environment, holding, kernels, training, two_devices
+from holter.rank.doctor import cost, environment, holding, kernels, subjects, training, two_devices
 from holter.rank.doctor.cost import StepTime
 from holter.rank.doctor.jobs import EndedJob
 from holter.rank.doctor.subjects import GptShape, small_loop, worn
@@ -213,6 +213,7 @@ def test_the_largest_shape_is_a_gpt_of_350_million() -> None:
 
 def test_the_cost_is_that_of_the_default_settings():
     assert (Settings.overhead_budget, Settings.overhead_floor_s) == (cost.BUDGET, cost.FLOOR_S)
+    assert Settings.guard_wait_s == subjects.GUARD_WAIT_S
 
 
 def job(tmp_path, *, halt=None, named=(), code=93) -> EndedJob:

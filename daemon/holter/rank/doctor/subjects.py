@@ -19,6 +19,8 @@ RING_BYTES = 1 << 20
 TRIAL_CYCLES = 20_000_000
 ALL_AT_EVERY_STEP = 1e9
 """A budget that holds nothing back: every reading is made at every step."""
+GUARD_WAIT_S = 600.0
+"""As a job has it unless told otherwise (`config.py`, which lies above this package; a test holds them equal)."""
 
 
 class GptShape(NamedTuple):
@@ -116,13 +118,32 @@ def gpt_loop(shape: GptShape) -> TrainingLoop:
     return TrainingLoop(model, ids, is_mixed=True)
 
 
+class _Agent:
+    """Asks of every step whether it is finite, as in a job that may be halted; these never have to be."""
+
+    def is_wanted(self) -> bool:
+        return True
+
+    def is_due(self, _step: int) -> bool:
+        return False
+
+    def hold(self, step: int, why: str, *, num_skipped: int) -> None:
+        raise AssertionError(f"step {step} of a healthy loop was held ({why}, {num_skipped})")
+
+
 @contextlib.contextmanager
 def worn(*, budget: float = ALL_AT_EVERY_STEP, floor_s: float = 0.0, snapshot_every: int = 0) -> Iterator[Monitor]:
     """A monitor in this process, as a rank wears it; nobody reads what it writes."""
     page = PageWriter.create(rank=0, world_size=1, pid=os.getpid(), started_ticks=1, ring_bytes=RING_BYTES)
     monitor = Monitor(
-        ObservationWriter(page, 0), world_size=1, budget=budget, floor_s=floor_s, snapshot_every=snapshot_every
+        ObservationWriter(page, 0),
+        world_size=1,
+        budget=budget,
+        floor_s=floor_s,
+        snapshot_every=snapshot_every,
+        guard_wait_s=GUARD_WAIT_S,
     )
+    monitor.context.hold.agent = _Agent()  # type: ignore[assignment]  # what hooks ask of it, without a coordinator behind it
     monitor.install()
     try:
         yield monitor
