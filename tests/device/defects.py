@@ -161,6 +161,29 @@ def copies_under_way_are_read() -> None:
     framework._is_copied = lambda *_: True
 
 
+def our_flag_hides_the_weights() -> None:
+    """What the device is given to leave steps out is taken for a loss scaler's word that it does."""
+    from holter.rank.hold.device_flags import DeviceFlags  # noqa: PLC0415
+
+    DeviceFlags.of_scaler = lambda _, optimizer: getattr(optimizer, "found_inf", None)
+
+
+def a_device_that_captures_is_asked() -> None:
+    """Whether it has left a step out."""
+    from holter.rank.hold import device_flags  # noqa: PLC0415
+    from holter.rank.hooks import step  # noqa: PLC0415
+
+    device_flags.is_past = lambda event, _: event.query()
+    step.is_capturing = lambda: False
+
+
+def autograds_thread_is_a_stranger() -> None:
+    """Optimizers that step inside of a device's backward pass are not the training's."""
+    from holter.rank.guard import Guard  # noqa: PLC0415
+
+    Guard.is_in_backward = property(lambda _: False, lambda *_: None)
+
+
 def put_back(name: str) -> None:
     """In this process, for good."""
     globals()[name]()

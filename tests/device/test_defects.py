@@ -24,6 +24,9 @@ TESTS = {
     "tables_are_pageable": "kernels/test_device_pass.py::test_the_first_reading_is_not_waited_for_either",
     "streams_come_from_the_pool": "kernels/test_device_pass.py::test_the_side_stream_is_made_once_by_the_runtime_outside_of_the_pool_and_does_not_wait_for_the_default_one",
     "pinned_memory_is_taken_tensor_by_tensor": "kernels/test_device_pass.py::test_pinned_memory_is_one_slab_for_many_passes",
+    "our_flag_hides_the_weights": "rank/hooks/test_step_device.py::test_weights_are_looked_at_where_the_device_is_asked_to_leave_steps_out",
+    "a_device_that_captures_is_asked": "rank/hooks/test_graphs.py::test_where_steps_are_held_a_capture_holds_what_the_script_captures_and_nothing_else",
+    "autograds_thread_is_a_stranger": "rank/hooks/test_step_device.py::test_optimizers_that_step_inside_of_backward_are_followed_into_autograds_thread",
     "copies_under_way_are_read": "frameworks/test_deepspeed_offload.py::test_a_gradient_in_the_middle_of_a_copy_is_left_out_until_the_copy_is_over",
 }
 

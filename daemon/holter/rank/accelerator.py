@@ -58,6 +58,12 @@ def graph_classes() -> list[type]:
     return [each for each in found if each is not None]
 
 
+def graph_makers() -> list[tuple[Any, ...]]:
+    """Who has `make_graphed_callables`: of each make, all modules by which a script may call it."""
+    found = (getattr(torch, name, None) for name in {"cuda", kind()})
+    return [(each, getattr(each, "graphs", each)) for each in found if hasattr(each, "make_graphed_callables")]
+
+
 def is_autocast_on() -> bool:
     """Whether operations are cast, on the host or on it."""
     return any(torch.is_autocast_enabled(name) for name in ("cpu", "cuda", kind()) if name)

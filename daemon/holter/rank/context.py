@@ -16,6 +16,7 @@ from holter.page import PageWriter
 from holter.rank.accelerator import is_capturing
 from holter.rank.framework import Frameworks
 from holter.rank.guard import Guard, Patches, is_from_signal_handler
+from holter.rank.hold.device_flags import DeviceFlags, LeftOut
 from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
@@ -29,7 +30,6 @@ from holter.rank.readings.state_history import StateHistory
 from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
-    from holter.rank.hold.device_flags import LeftOut
     from holter.rank.hold.halt_agent import HaltAgent
     from holter.rank.hooks.data import DataProbe
     from holter.rank.undo.rewind import Rewind
@@ -170,7 +170,9 @@ class Hold:
     """The ranks with which to agree that all shards are finite; None: there are none."""
     known_finite: KnownFinite = field(default_factory=KnownFinite)
     """Gradients of this step that are known to be finite and need not be read again."""
-    left_out: "LeftOut | None" = None
+    flags: DeviceFlags = field(default_factory=DeviceFlags)
+    """What devices leave out of the weights by themselves."""
+    left_out: LeftOut | None = None
     """The first step that a device left out, while the rank stands for it; the weights are those from before it."""
     poisoned_step: int | None = None
     """The first step whose gradients were applied although they were not finite; None: none that is known of."""

@@ -3,7 +3,8 @@
 A hook is wrapped once; what it raises is counted, printed once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass.
 So does whatever a signal handler of the script raises while a hook happens to run.
 
-One thread trains: the first that calls backward or an optimizer. Hooks do nothing in the others.
+One thread trains: the first that calls backward or an optimizer. Hooks do nothing in the others. On a device a backward pass runs in a thread of autograd's, while
+the training thread waits for it: an optimizer that a script calls there, once a gradient is ready, is the training's too.
 """
 
 import contextlib
@@ -16,10 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
+import torch
+
 from holter import clock
 
-HookThread = Literal["claims", "training", "any"]
-"""Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere."""
+HookThread = Literal["claims", "training", "steps", "any"]
+"""Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere; "steps" claims, and runs in autograd's thread for the one that trains."""
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
+"""Of the backward pass that this thread computes; -1: none."""
 
 
 Result = TypeVar("Result")
@@ -36,8 +41,12 @@ class Guard:
         self.failures: Counter[str] = Counter()
         self.is_on = True
         """False in a forked child and after detaching: every hook is then a no-op."""
+        self.is_in_backward = False
+        """The training thread waits for its backward pass."""
         self._depth = 0
         self._thread: int | None = None
+        self._autograd: int | None = None
+        """The thread of autograd's that computes it."""
 
     def wrap(self, hook: Callable[..., Any], thread: HookThread = "training") -> Callable[..., None]:
         """The same hook, harmless and timed; it returns nothing, because torch takes a hook's result for a new value."""
@@ -91,9 +100,16 @@ class Guard:
     def _may_run_in(self, thread: HookThread) -> bool:
         if thread == "any":
             return True
-        if self._thread is None and thread == "claims":
-            self._thread = threading.get_ident()
-        return self._thread is None or self._thread == threading.get_ident()
+        here = threading.get_ident()
+        if self._thread is None and thread in ("claims", "steps"):
+            self._thread = here
+        if self._thread is None or self._thread == here:
+            return True
+        if thread != "steps" or not self.is_in_backward or _graph_task() < 0:
+            return False
+        # Of several devices one: two threads at a time would not know of each other.
+        self._autograd = self._autograd or here
+        return self._autograd == here
 
 
 class Patches:

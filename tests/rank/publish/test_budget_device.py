@@ -33,3 +33,20 @@ def test_device_time_of_readings_is_learnt_and_told_to_the_schedule_without_wait
     # Each of a reading's operations begins a millisecond later: two kernels at least.
     assert worn.monitor.context.readings.device_s > 0.002
     assert sum(told) == pytest.approx(worn.monitor.context.readings.device_s)
+
+
+def test_vitals_are_as_rare_as_their_share_of_the_device_demands() -> None:
+    worn, spent = Worn(), []
+    schedule = worn.monitor._vitals._schedule
+    schedule.spend = spent.append
+    model, inputs = nn.Linear(16, 16).cuda(), torch.ones(2, 16, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    worn.monitor.add_model(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with fake_cuda.delayed(0.02):
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        fake_cuda.drain()
+    # The last step's readings are told with the next step's.
+    assert sum(spent) > 0.5 * worn.monitor.context.readings.vitals_s > 0.1

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from holter.rank.undo.side_stream import wait_until
-from holter_kernels.devices import current_stream, obeys_flag, recorded
+from holter_kernels.devices import current_stream, is_past, obeys_flag, recorded
 
 _device = operator.attrgetter("device")
 
@@ -52,12 +52,13 @@ class LeftOut:
 class _Answer:
     step: int
     is_torn: bool
+    device: torch.device
     place: torch.Tensor
     event: Any
     then: Callable[[], None]
 
     def is_there(self) -> bool:
-        return bool(self.event.query())
+        return bool(is_past(self.event, self.device))
 
 
 def takes_flag(optimizer: torch.optim.Optimizer) -> bool:
@@ -126,7 +127,7 @@ class DeviceFlags:
         while len(self._answers) >= NUM_SLOTS:
             # Its place is written again: whether it was the first bad one is not known any more, the next ones tell.
             self._answers.popleft().then()
-        self._answers.append(_Answer(step, is_torn, place, recorded(device), then))
+        self._answers.append(_Answer(step, is_torn, device, place, recorded(device), then))
 
     def _stick(self, device: torch.device, flag: torch.Tensor | None, scalers: torch.Tensor | None) -> torch.Tensor:
         stream = current_stream(device)
@@ -154,6 +155,12 @@ class DeviceFlags:
             del optimizer.found_inf
         else:
             optimizer.found_inf = before
+
+    def of_scaler(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        """What a loss scaler has given this optimizer; ours is not it."""
+        given, before = self._given.get(optimizer, (None, None))
+        found = getattr(optimizer, "found_inf", None)
+        return before if found is given else found
 
     def take_back_all(self) -> None:
         """A step raised, or nothing is watched any more."""

@@ -36,7 +36,7 @@ from holter import clock
 from holter.rank import mesh
 from holter.rank.context import Context
 from holter.rank.guard import say
-from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
+from holter.rank.hold.device_flags import RUN_AHEAD, LeftOut, device_of, flag_of, takes_flag
 from holter.rank.models import has_none, is_split
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import has_nonfinite
@@ -68,7 +68,7 @@ class FiniteGuard:
         self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._owed: list[tuple[int, GradientAnswer]] = []
         """Readings that a device has not answered, with their steps."""
-        self.flags = DeviceFlags()
+        self.flags = context.hold.flags
         self._has_said = False
         self._waits_s: list[float] = []
         self._num_scaling = 0
@@ -127,7 +127,7 @@ class FiniteGuard:
         context = self._context
         answer = context.gradient_answers.read(context, f"applied{number}", gradients, tables.append)
         device = device_of(gradients)
-        if answer is None and device in warming:
+        if answer is None and device is not None and (device in warming or not is_flagged):
             return self._finds_by_operations(f"applied{number}", gradients, device)
         if is_flagged and device is not None:
             self._give(optimizer, answer, gradients, is_torn=is_torn)
@@ -137,7 +137,7 @@ class FiniteGuard:
         return bool(tables) and has_nonfinite(tables[0])
 
     def _finds_by_operations(self, name: str, gradients: Sequence[torch.Tensor], device: torch.device) -> bool:
-        """The same while kernels are being compiled: by torch's own operations, and waited for whatever the optimizer. What was found is then read, once it can be."""
+        """The same where no reading was begun (kernels are being compiled, the device is full, or too far behind): by torch's own operations, and waited for. What was found is then read, if it can be."""
         place = torch.empty((), dtype=torch.float32, pin_memory=True)
         place.copy_(flag_of(gradients), non_blocking=True)
         event, began_s = recorded(device), clock.monotonic_s()

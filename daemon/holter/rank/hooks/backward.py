@@ -147,6 +147,7 @@ class LossProbe:
             self._on_round()
 
     def _begin(self, tensors: Any, hooks: list[Any]) -> None:
+        self._context.guard.is_in_backward = True
         self._context.guard.attempt(self._on_begin)
         self._interrupted = self._context.enter(Phase.BACKWARD)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
@@ -160,6 +161,7 @@ class LossProbe:
         hooks.append(loss.register_hook(self._queue))
 
     def _end(self, hooks: list[Any]) -> None:
+        self._context.guard.is_in_backward = False
         for hook in hooks:
             hook.remove()
         self._context.guard.attempt(self._on_end)

@@ -27,7 +27,7 @@ def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def is_followed(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its closure is known to come before anything is applied."""
     is_torchs = any(
-        kind.__module__.startswith("torch.optim.")
+        f"{kind.__module__}.".startswith("torch.optim.")  # of Muon and Adafactor it is "torch.optim"
         for kind in type(optimizer).__mro__
         if kind is not torch.optim.Optimizer
     )

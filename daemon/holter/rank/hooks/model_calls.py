@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from holter import clock
+from holter.rank.accelerator import graph_makers
 from holter.rank.context import Context, in_phase
 from holter.rank.guard import is_from_signal_handler
 from holter.rank.readings import batches
@@ -77,13 +78,16 @@ class CallProbe:
         self._lock = threading.RLock()
 
     def install(self) -> None:
-        """Notice DDP taking its module; remove our hooks for whatever would save or compile them."""
+        """Notice DDP taking its module; remove our hooks for whatever would save, compile or capture them."""
         notice = self._context.guard.wrap(self._notice, "any")
         self._registration = register_module_module_registration_hook(lambda *args: notice(*args))  # noqa: PLW0108
         patches = self._context.patches
         patches.replace("save", self._around_save, torch, torch.serialization)
         patches.replace("script", self._around_script, torch.jit, torch.jit._script)  # noqa: SLF001
-        patches.replace("trace", self._around_trace, torch.jit, torch.jit._trace)  # noqa: SLF001
+        patches.replace("trace", self._around_taking, torch.jit, torch.jit._trace)  # noqa: SLF001
+        for owners in graph_makers():
+            # They refuse modules with hooks.
+            patches.replace("make_graphed_callables", self._around_taking, *owners)
 
     def uninstall(self) -> None:
         """Remove the hooks."""
@@ -203,13 +207,14 @@ class CallProbe:
 
         return script
 
-    def _around_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._without_hooks([func]):
-                return original(func, *args, **kwargs)
+        def take(*args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            with self._without_hooks([each for one in given for each in (one if isinstance(one, tuple) else (one,))]):
+                return original(*args, **kwargs)
 
-        return trace
+        return take
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

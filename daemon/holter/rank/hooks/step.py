@@ -104,7 +104,7 @@ class StepProbe:
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
         wrap = self._context.guard.wrap
-        before, after = wrap(self._before, "claims"), wrap(self._after)
+        before, after = wrap(self._before, "steps"), wrap(self._after, "steps")
 
         def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> closures.Arguments | None:
             # A compiled step is left as it is: a hook that is traced would change it.
@@ -231,7 +231,7 @@ class StepProbe:
         if is_unwritten:
             self._attempt(self._read_applied, optimizer)
             halts = self._context.hold.agent
-            if halts is not None and halts.is_wanted():
+            if halts is not None and halts.is_wanted() and not is_capturing():
                 self._attempt(self._hold_if_bad, optimizer)
         if not self._stepped and not self._is_straggler:
             self._attempt(self._compare_before, optimizer, has_gradients=is_unwritten)
@@ -291,8 +291,8 @@ class StepProbe:
         is_first = not self._known and self._context.log.step == 0
         self._known.append(weakref.ref(optimizer))
         if is_first:
-            self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
-            self._context.guard.wrap(self._find_registered)(optimizer)
+            self._context.guard.wrap(tell_completed_before, "steps")(self._context, optimizer)
+            self._context.guard.wrap(self._find_registered, "steps")(optimizer)
         held = held_by([optimizer])
         if held - {id(p) for model in self._context.models for _, p in model.parameters}:
             self._find_models()
@@ -323,7 +323,8 @@ class StepProbe:
         context = self._context
         halts = context.hold.agent
         assert halts is not None
-        if halts.is_wanted():
+        # What is captured is not applied, and to ask the device anything would spoil the capture.
+        if halts.is_wanted() and not is_capturing():
             self._attempt(self._hold_if_bad, optimizer, has_closure=has_closure)
         was_torn = self.is_torn()
         # Set before it is asked: a rescue that begins from now on must not take what is about to change.
@@ -418,7 +419,7 @@ class StepProbe:
             self._reporter.tell_held(log.now)
         assert halts is not None
         num_skipped = log.now.passes.num_skipped_rounds if step is None else 0
-        context.guard.wrap(halts.hold)(log.step if step is None else step, why, num_skipped=num_skipped)
+        context.guard.wrap(halts.hold, "steps")(log.step if step is None else step, why, num_skipped=num_skipped)
         held_s = clock.monotonic_s() - began
         self._began += held_s
         context.guard.own_s -= held_s

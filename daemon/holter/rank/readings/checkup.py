@@ -207,7 +207,8 @@ class Checkup:
         answers = self._answers
         if answers.num_owed or self._samples is not None or answers.samples is None or answers.after is None:
             return
-        if not self._take_back():
+        left_out = self._context.hold.flags.left_out()
+        if (left_out is not None and left_out.step <= self.step) or not self._take_back():
             return
         memory, before, after = self._memory, prints(answers.before), prints(answers.after)
         frozen = [prints(table) for table in (answers.frozen_before, answers.frozen_after) if table is not None]

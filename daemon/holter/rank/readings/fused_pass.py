@@ -23,6 +23,7 @@ MOST_HELD_BACK = 64
 
 @dataclass(slots=True)
 class _Owed:
+    name: str
     reading: Reading
     then: Callable[[Table], None]
 
@@ -34,6 +35,8 @@ class Readings:
         self._make_pass = make_pass
         self.device_s = 0.0
         """Seconds of devices that went into readings that were answered since."""
+        self.vitals_s = 0.0
+        """Of these, into vitals, which have a schedule of their own."""
         self.declined: Counter[str] = Counter()
         """Readings that were not made, by why: a graph was being captured, a device that lags eight readings behind, one that raised."""
         self.left_out = 0
@@ -58,9 +61,9 @@ class Readings:
             if not self._open and (table := reading.poll()) is not None:
                 if name in KEPT:
                     self.kept[name] = list(map(id, tensors)), table
-                self._hand_out(reading, table, then)
+                self._hand_out(_Owed(name, reading, then), table)
             else:
-                self._open.append(_Owed(reading, then))
+                self._open.append(_Owed(name, reading, then))
         return reading
 
     def poll(self) -> None:
@@ -73,8 +76,7 @@ class Readings:
             self.declined["unanswered"] += 1
         # Whoever gets a table may read again, and so come by here.
         while self._open and (table := self._open[0].reading.poll()) is not None:
-            owed = self._open.popleft()
-            self._hand_out(owed.reading, table, owed.then)
+            self._hand_out(self._open.popleft(), table)
 
     def _start(self, name: str, tensors: Sequence[torch.Tensor], histogram: str) -> Reading | None:
         kept = self._passes.get(name)
@@ -95,10 +97,12 @@ class Readings:
             logger.warning("holter cannot read %s: %s: %s", name, type(error).__name__, error)
         self.declined["raised"] += 1
 
-    def _hand_out(self, reading: Reading, table: Table, then: Callable[[Table], None]) -> None:
-        self.device_s += reading.device_s() or 0.0
+    def _hand_out(self, owed: _Owed, table: Table) -> None:
+        spent_s = owed.reading.device_s() or 0.0
+        self.device_s += spent_s
+        self.vitals_s += spent_s * owed.name.startswith("vitals.")
         self.left_out += table.left_out
-        then(table)
+        owed.then(table)
 
 
 def has_nonfinite(table: Any) -> bool:

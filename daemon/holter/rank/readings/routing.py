@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from holter.rank.accelerator import is_capturing
 from holter.rank.context import Context
 from holter.rank.hooks.model_calls import UncopiedHook
 from holter.rank.readings.inspection import is_compiled
@@ -115,6 +116,8 @@ class RoutingProbe:
         """The backward pass is over."""
         seen, self._seen, self._root = self._seen, [], None
         self._remove()
+        if is_capturing():
+            return
         self._settle()
         known = [
             one for one in seen if one.counts is not None or any(isinstance(r, torch.Tensor) for r in one.received)

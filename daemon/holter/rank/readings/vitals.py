@@ -78,7 +78,7 @@ class VitalsProbe:
         """A sample of what no optimizer holds, as it was first seen."""
         self._moved_by_hand: set[int] = set()
         self._told_news: set[str] = set()
-        self._spent_s = 0.0
+        self._spent_s = self._device_s = 0.0
         self._trained_state: tuple[Any, ...] = ()
         self._trained_list: list[tuple[str, Any]] = []
         context.models.on_forget.append(self._forget)
@@ -106,7 +106,7 @@ class VitalsProbe:
         if self._vital_step == step - 1:
             with self._timed():
                 self._look_between(step, optimizers)
-        if self._has_news(step) and context.log.micro_step and not _is_skipping(optimizers):
+        if self._has_news(step) and context.log.micro_step and not self._is_skipping(optimizers):
             self._begin(optimizers)
 
     def before_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -114,15 +114,22 @@ class VitalsProbe:
         context = self._context
         step = context.log.step
         # Without a backward pass before it the step makes its gradients itself, in a closure.
-        if not context.log.micro_step or _is_skipping(optimizers):
+        if not context.log.micro_step:
+            return
+        is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
+        self._remembered_step = step if is_vital else -1
+        if self._is_skipping(optimizers):
             return
         is_missing = any(has_none(context.gradient_answers.applied_by(each)) for each in optimizers)
         self._idle.look(step, self._trained(optimizers), has_none=is_missing)
         self._leftovers.judge(optimizers)
-        is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
-        self._remembered_step = step if is_vital else -1
         if self._has_news(step) or is_vital:
             self._begin(optimizers)
+
+    def _is_skipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
+        found = map(self._context.hold.flags.of_scaler, optimizers)
+        return any(isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)) for flag in found)
 
     def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         trained = trained_by(self._context.models, optimizers) if is_plain_moment() else []
@@ -146,8 +153,10 @@ class VitalsProbe:
                 self._vital_step = step
             if is_remembered:
                 self._remember(step, optimizers)
-        self._schedule.spend(self._spent_s)
-        self._spent_s = 0.0
+        # What a device has spent is known when it has answered: of the last vital step, most often.
+        device_s = self._context.readings.vitals_s
+        self._schedule.spend(self._spent_s + device_s - self._device_s)
+        self._spent_s, self._device_s = 0.0, device_s
 
     def _remember(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """What the state is like after this step, for a halt that may come."""
@@ -271,12 +280,6 @@ class VitalsProbe:
             chosen.append((name, p))
         self._frozen_place = (start + len(chosen)) % max(len(every), 1)
         return chosen
-
-
-def _is_skipping(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
-    found = [getattr(optimizer, "found_inf", None) for optimizer in optimizers]
-    return any(isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)) for flag in found)
 
 
 class VitalsSchedule:

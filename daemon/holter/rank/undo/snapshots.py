@@ -37,7 +37,7 @@ from holter.rank.undo.state_parts import RestingParameter, StateGatherer, StateP
 from holter.records import Snapped
 from holter.threads import without_signals
 from holter_kernels import side_stream
-from holter_kernels.devices import can_pin, on_stream, recorded, wait_for
+from holter_kernels.devices import can_pin, is_past, on_stream, recorded, wait_for
 
 NUM_COPIES = 2
 SLAB_BYTES = 1 << 20
@@ -139,7 +139,11 @@ class BackgroundCopy:
 
     def is_done(self) -> bool:
         """Whether all of it is there."""
-        if self._thread.is_alive() or self._error is not None or not all(event.query() for _, event in self._events):
+        if (
+            self._thread.is_alive()
+            or self._error is not None
+            or not all(is_past(event, device) for device, event in self._events)
+        ):
             return False
         self._there = []
         return True
