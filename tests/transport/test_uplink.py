@@ -12,7 +12,9 @@ from holter import clock
 from holter.records import Observation, Phase, SightLost
 from holter.transport import wire
 from holter.transport.limits import UplinkSettings, settings_for
+from holter.transport.speech import RankSpeech
 from holter.transport.uplink import RankUplink
+from holter.transport.websocket.carrier import WebSocketCarrier
 
 HELLO = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
 WELCOME = wire.encode(wire.Welcome(run_id="r", run_dir="d"))
@@ -227,6 +229,18 @@ async def test_a_coordinator_that_turns_us_away_does_not_watch_us(peer: Peer) ->
     peer.behaviour = peer.listen
     await eventually(lambda: uplink.heard_s)
     assert await uplink.close(3.0)
+
+
+async def test_an_agent_that_hears_the_coordinator_does_not_speak_for_who_was_turned_away() -> None:
+    """An agent lets a sidecar in at once, and the coordinator's refusal comes behind."""
+    carrier = WebSocketCarrier("unix:/nowhere", "t", RankSpeech(HELLO, 10), lambda _: None)
+    carrier.refusal, carrier._since_s = "another process speaks for rank 0", clock.monotonic_s()
+    heard = wire.Relayed(is_connected=True, ago_s=0.0)
+    carrier._hear_of_coordinator(heard)
+    assert 0.0 == carrier.heard_s
+    carrier._since_s -= UplinkSettings().steady_after_s
+    carrier._hear_of_coordinator(heard)
+    assert ("", True) == (carrier.refusal, carrier.heard_s > 0.0)
 
 
 async def test_one_of_two_processes_under_a_rank_gives_way(peer: Peer) -> None:
