@@ -2,9 +2,10 @@
 
 What it detects
     One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while the
-    others are not yet near zero; or as many times the others' as there are micro-batches, where it alone does not divide by their number. A rank whose loss was like the others', rose at once and has been a third above them or more at each
-    of sixteen steps since; or one that learns nothing while the others' loss comes down. And ranks that make their steps of different
-    numbers of micro-batches, each always of its own number, at twelve steps in a row.
+    others are not yet near zero; or as many times the others' as there are micro-batches, where it alone does not divide by their
+    number. A rank whose loss was like the others', rose at once and has been a third above them or more at each of sixteen steps since;
+    or one that learns nothing while the others' loss comes down. And ranks that make their steps of different numbers of micro-batches,
+    each always of its own number, at twelve steps in a row.
 
 Why it matters
     Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other labels,

@@ -2,16 +2,17 @@
 
 What it detects
     Shards and pipeline stages that are, bit for bit, what another rank holds in their place, when they are first compared: at least two
-    tensors that are not constant, and three quarters of all that the rank has. Stages count only where they were loaded: layers that are
-    initialised from one seed may be the same; for shards that is information. Weights that a stage shares with another stage's embedding at the start, and that part
-    afterwards: nobody adds up their gradients. Files: each rank has loaded one with its own number in the name, and a few have another's.
+    tensors that are not constant, and three quarters of all that the rank has. Stages count only where they were loaded: layers that
+    are initialised from one seed may be the same; for shards that is information. Weights that a stage shares with another stage's
+    embedding at the start, and that part afterwards: nobody adds up their gradients. Files: each rank has loaded one with its own
+    number in the name, and a few have another's.
 
 Why it matters
     Shapes fit, nothing raises, and the loss falls: part of the trained model is lost, and another part is there twice.
 
 False positives
-    Constant tensors (norms at one, biases at zero) and modules called `expert` do not count: experts may be copies on purpose. A model whose
-    shards are the same by construction (a matrix that repeats its rows) would be reported if nearly all of it is so.
+    Constant tensors (norms at one, biases at zero) and modules called `expert` do not count: experts may be copies on purpose. A model
+    whose shards are the same by construction (a matrix that repeats its rows) would be reported if nearly all of it is so.
 
 What to do
     Load on each rank the file or the layers of its own place in the mesh; give each shard a seed of its own. Start again.
