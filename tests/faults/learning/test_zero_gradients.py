@@ -57,3 +57,21 @@ def test_one_other_norm_is_enough_to_be_silent() -> None:
 def test_zeros_that_float16_may_have_made_are_left_to_gradient_range() -> None:
     assert [] == judge([0.0] * 30, [1e-6] * 30, half=True)
     assert judge([0.0] * 30, [2.0] * 30, half=True)
+
+
+def test_gradients_that_are_cleared_before_the_optimizer_gets_them_are_as_good_as_none() -> None:
+    def judged(given: Sequence[float]) -> list[Finding]:
+        numbers = {"gradient_norm": 1.0, "loss": 0.5}
+        series = tuple(
+            StepNumbers(
+                step, step, {name: Spread(v, v, v, 0, 1, 2) for name, v in {**numbers, "norm.gradients": norm}.items()}
+            )
+            for step, norm in enumerate(given)
+        )
+        return list(ZeroGradients().judge(made_window(series=series)))
+
+    (finding,) = judged([1.0] * 20 + [0.0] * 16)
+    assert (20, "warning", "zero_gradients") == (finding.first_step, finding.severity, top_cause(finding))
+    assert "what the optimizer was given" in finding.evidence[0].summary
+    assert [] == judged([1.0] * 36)
+    assert [] == judged([1.0, 0.0] * 18)

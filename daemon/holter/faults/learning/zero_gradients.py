@@ -1,8 +1,8 @@
 """Zero gradients: every gradient of every rank is exactly zero, step after step.
 
 What it detects
-    Gradients that exist and whose norm is exactly zero on all ranks: from the first step on for eight steps, or later for sixteen after
-    steps at which none was zero.
+    Gradients that exist and whose norm is exactly zero on all ranks, as they were made or as the optimizer is given them: from the
+    first step on for eight steps, or later for sixteen after steps at which none was zero.
 
 Why it matters
     Steps are computed, reduced and applied, and teach nothing. The loss is a number that looks like one.
@@ -17,6 +17,7 @@ What to do
     zero_gradients`).
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, Inspection
 
+NORMS = ("gradient_norm", "norm.gradients")
+"""Of a rank's own gradients, and of those that optimizers are given."""
 NUM_BEFORE = 8
 """Steps before the first zero that are looked at."""
 STILL_LARGE = 0.2
@@ -50,8 +53,11 @@ class ZeroGradients:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
-        norms = window.values("gradient_norm")
+        """At most one finding: of what a rank's backward passes made, else of what its optimizer is given."""
+        yield from itertools.islice((found for name in NORMS for found in self._of(window, name)), 1)
+
+    def _of(self, window: Window, name: str) -> Iterator[Finding]:
+        norms = window.values(name)
         num = 0
         while num < len(norms) and _is_zero(norms[-1 - num][1]):
             num += 1
@@ -66,7 +72,7 @@ class ZeroGradients:
             return
         if _may_be_underflow(window, during):
             return
-        yield _finding(window, first, last, during, is_from_start=not before)
+        yield _finding(window, first, last, during, is_from_start=not before, is_given=name == NORMS[1])
 
 
 def _is_zero(norm: Spread) -> bool:
@@ -90,7 +96,10 @@ def _may_be_underflow(window: Window, losses: list[float]) -> bool:
     return is_half and not window.values("loss_scale") and any(losses) and max(map(abs, losses)) < TINY_LOSS
 
 
-def _finding(window: Window, first: int, last: int, losses: list[float], *, is_from_start: bool) -> Finding:
+def _finding(  # noqa: PLR0913 - a record's parts
+    window: Window, first: int, last: int, losses: list[float], *, is_from_start: bool, is_given: bool
+) -> Finding:
+    whose = "what the optimizer was given" if is_given else "each rank's own"
     is_flat = bool(losses) and max(losses) == min(losses)
     shown = f"; the loss is {losses[-1]:.4g} at each of them" if is_flat else ""
     return Finding(
@@ -108,7 +117,7 @@ def _finding(window: Window, first: int, last: int, losses: list[float], *, is_f
         evidence=(
             Evidence(
                 kind="gradient",
-                summary=f"gradients were there at steps {first} to {last}, and the norm of each rank's own was exactly zero{shown}",
+                summary=f"gradients were there at steps {first} to {last}, and the norm of {whose} was exactly zero{shown}",
                 values={"first_step": first, "last_step": last},
             ),
         ),
