@@ -224,7 +224,6 @@ class Monitor:
         model.is_active = True
         if self.context.log.micro_step == 0 and attempt(self._comparison.is_due):
             attempt(self._comparison.buffers, model)
-            attempt(self._comparison.randomness, model)
         attempt(self._inspection.begin, module)
         attempt(self._routing.begin, module)
 
@@ -290,6 +289,7 @@ class Monitor:
         attempt(self._comparison.note_reduction)
         if attempt(self._comparison.is_due):
             attempt(self._comparison.reduced_gradients)
+            attempt(self._comparison.randomness)
 
     def _on_gradients(self) -> None:
         self.context.guard.attempt(self._gradients.read_local)

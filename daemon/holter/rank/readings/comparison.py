@@ -257,10 +257,13 @@ class ComparisonProbe:
         if chosen.tensors:
             self._read("buffers", chosen, chosen.tensors)
 
-    def randomness(self, model: Model) -> None:
-        """The random state that a model is called with, where ranks compute parts of one result and it drops some of it at random."""
-        axes, call = [axis for axis in model.axes if axis.kind == "tensor"], self._context.inputs.last
-        if not axes or call is None or not any(_drops(module) for _, module in model.named_parts()):
+    def randomness(self) -> None:
+        """The random state that a model was called with last, where ranks compute parts of one result and it drops some of it at random."""
+        call = self._context.inputs.last
+        root = call.model() if call is not None else None
+        model = self._context.models.of(root) if root is not None else None
+        axes = [axis for axis in model.axes if axis.kind == "tensor"] if model is not None else []
+        if call is None or model is None or not axes or not any(_drops(module) for _, module in model.named_parts()):
             return
         state = call.device_state if call.device_state is not None else call.random_state
         ranks = [self._context.writer.rank]
