@@ -268,7 +268,8 @@ def _is_randomness_apart(window: Window, first: Parting) -> bool | None:
     known = window.tensors.classes.get("randomness")
     if known is None:
         return None
-    return known.first_unequal_step is not None and known.first_unequal_step <= first.step
+    # In the very first step a model may be known too late to see what it was called with.
+    return known.first_unequal_step is not None and known.first_unequal_step <= max(first.step, known.first_step)
 
 
 def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:
