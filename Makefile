@@ -18,7 +18,7 @@ TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
 # torch first and pinned: any range that admits a newer one would pull gigabytes of CUDA packages.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/* daemon/holter/rank/csrc/*)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/* daemon/holter/*/csrc/*)
 	@echo "making $(VENV): torch for the CPU, accelerate, transformers, deepspeed, holter (a minute or two, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)

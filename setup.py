@@ -14,11 +14,11 @@ SOURCES = Path("kernels/holter_kernels/csrc")
 FLAGS = ["-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
-def rank_extension(name: str, **more: object) -> Extension:
+def rank_extension(name: str, folder: str = "rank", **more: object) -> Extension:
     """One file of the rank's own native code, a module by its name."""
     return Extension(
-        f"holter.rank._{name}",
-        sources=[f"daemon/holter/rank/csrc/{name}.c"],
+        f"holter.{folder}._{name}",
+        sources=[f"daemon/holter/{folder}/csrc/{name}.c"],
         extra_compile_args=["-O2", *FLAGS],
         py_limited_api=True,
         optional=True,
@@ -53,6 +53,7 @@ setup(
             optional=True,
         ),
         *(rank_extension(name) for name in ("crash_notice", "termination", "living", "samples")),
+        rank_extension("latch", "page"),
         rank_extension(
             "rows",
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),

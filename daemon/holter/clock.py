@@ -53,14 +53,10 @@ def be_at_least(at_ns: int) -> None:
     go_on_from(max(_base_ns, at_ns - time.monotonic_ns()))
 
 
-def monotonic_s() -> float:
-    """Seconds that never go back: for durations."""
-    return time.perf_counter()
-
-
-def thread_s() -> float:
-    """Seconds that this thread has computed: what it waits for, and what others take of its core, is not in it. About 1 us a call."""
-    return time.thread_time()
+monotonic_s = time.perf_counter
+"""Seconds that never go back: for durations."""
+thread_s = time.thread_time
+"""Seconds that this thread has computed: what it waits for, and what others take of its core, is not in it. About 1 us a call."""
 
 
 def boot_id() -> str:

@@ -63,12 +63,20 @@ sequence and is read again, a few times, then called torn.
 import mmap
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from holter.errors import PageError, TornPageError
+
+_publish: Callable[[memoryview, bytes], None] | None
+try:
+    from holter.page._latch import publish as _publish
+except ImportError:
+    # There was no compiler.
+    _publish = None
 
 MAGIC = b"HOLTERPG"
 VERSION = 2
@@ -213,11 +221,12 @@ def decode_identity(header: bytes, file_bytes: int) -> PageIdentity:
 class Latch:
     """A place in the page where the latest of something is published."""
 
-    __slots__ = ("_checks", "_form", "_seen", "_sequence", "_slots", "_words")
+    __slots__ = ("_checks", "_form", "_seen", "_sequence", "_slots", "_whole", "_words")
 
     def __init__(self, data: memoryview, words: memoryview, offset: int, form: struct.Struct) -> None:
         starts = (offset + WORD_BYTES, offset + 2 * WORD_BYTES + form.size)
         self._form = form
+        self._whole = data[offset : starts[1] + WORD_BYTES + form.size]
         self._words = words
         self._sequence = offset // WORD_BYTES
         self._checks = tuple(start // WORD_BYTES for start in starts)
@@ -231,7 +240,13 @@ class Latch:
 
     def publish(self, *values: int | bytes) -> None:
         """Replace the value. For one thread at a time; a restarted publisher goes on counting where the last one stopped."""
-        body = self._form.pack(*values)
+        if _publish is not None:
+            _publish(self._whole, self._form.pack(*values))
+        else:
+            self.publish_by_python(self._form.pack(*values))
+
+    def publish_by_python(self, body: bytes) -> None:
+        """The definition."""
         sequence = (self._words[self._sequence] + 1) & _MAX_64
         side = sequence & 1
         self._slots[side][:] = body

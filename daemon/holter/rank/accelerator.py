@@ -14,23 +14,29 @@ from holter_kernels import devices
 
 GRAPHS = ("CUDAGraph", "XPUGraph", "NPUGraph")
 _ask = getattr(torch._C, "_get_accelerator", torch.accelerator.current_accelerator)  # noqa: SLF001
-_known = {"modules": -1, "kind": ""}
+_is_any_autocast_on = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)  # noqa: SLF001  nothing public asks in one call
+_known: dict[int, str] = {}
+"""How many modules there were when torch was last asked -> what it said."""
 
 
 def kind() -> str:
     """Its type, "cuda" for one; nothing where torch has no accelerator."""
     # To ask torch takes a microsecond, and this is asked many times a step: again only if something was imported since, as another maker's backend is.
-    if len(sys.modules) != _known["modules"]:
+    known = _known.get(len(sys.modules))
+    if known is None:
         found = _ask()
-        _known["kind"] = "" if found is None or found.type == "cpu" else str(found.type)
-        _known["modules"] = len(sys.modules)
-    return str(_known["kind"])
+        known = "" if found is None or found.type == "cpu" else str(found.type)
+        _known.clear()
+        _known[len(sys.modules)] = known
+    return known
 
 
 def module() -> Any:
     """`torch.cuda` or its like, once the script has begun to use it; None before."""
     name = kind()
-    found = getattr(torch, name, None) if name else None
+    if not name:
+        return None
+    found = getattr(torch, name, None)
     is_begun = getattr(found, "is_initialized", None)
     return found if is_begun is None or is_begun() else None
 
@@ -66,7 +72,7 @@ def graph_makers() -> list[tuple[Any, ...]]:
 
 def is_autocast_on() -> bool:
     """Whether operations are cast, on the host or on it."""
-    return any(torch.is_autocast_enabled(name) for name in ("cpu", "cuda", kind()) if name)
+    return bool(_is_any_autocast_on())
 
 
 class IndexedGenerator:

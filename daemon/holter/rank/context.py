@@ -246,7 +246,7 @@ class Context:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
         interrupted = self.phases.enter(phase)
         log = self.log
-        self.writer.beat(log.step, phase, log.now.passes.num_done)
+        self.writer.page.beat(log.step, phase, log.now.passes.num_done, clock.wall_ns())
         return interrupted
 
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -496,7 +496,10 @@ class Models:
 
     def of(self, module: torch.nn.Module) -> Model | None:
         """The model whose own module this is."""
-        return next((model for model in self if model.inner is module), None)
+        for model in self:
+            if model.root is module or model.inner is module:
+                return model
+        return None
 
     def note_call(self, module: torch.nn.Module, step: int) -> bool:
         """Training called a frozen component; False if this module is none."""
@@ -606,17 +609,22 @@ def _is_ddp(module: Any) -> bool:
     return DistributedDataParallel in type(module).__mro__
 
 
+_DICT = frozenset({dict})
+_values = methodcaller("values")
+
+
 def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: AbstractSet[str]) -> list[Any]:
     """What is another list as soon as a part of a model came, went, was renamed or replaced: a tenth of the cost of asking for all names."""
-    parts: list[Any] = [id(ddp), id(getattr(ddp, "process_group", None)), len(reduced_by_hand)]
-    for held in tables:
-        if type(held) is not dict:
-            # TorchScript's: nothing is known of it, and so nothing is ever equal to it.
-            parts.append(object())
-        elif held:
-            parts += held
-            parts += map(id, held.values())
-    return parts
+    outline: list[Any] = [id(ddp), id(getattr(ddp, "process_group", None)), len(reduced_by_hand)]
+    if not _DICT.issuperset(map(type, tables)):
+        # TorchScript's: nothing is known of it, and so nothing is ever equal to it.
+        return [object()]
+    return [
+        *outline,
+        *map(len, tables),
+        *chain.from_iterable(tables),
+        *map(id, chain.from_iterable(map(_values, tables))),
+    ]
 
 
 def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
@@ -631,12 +639,10 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> Sequence[Any]:
     return seen if seen is not None else list(map(_gradient, owners))
 
 
-def applied_by(optimizer: torch.optim.Optimizer) -> Sequence[Any]:
-    """The gradient of each parameter that this optimizer holds, None where there is none."""
+def applied_to(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters that this optimizer holds."""
     groups = optimizer.param_groups
-    return gradients_of(
-        groups[0]["params"] if len(groups) == 1 else chain.from_iterable(group["params"] for group in groups)
-    )
+    return groups[0]["params"] if len(groups) == 1 else list(chain.from_iterable(group["params"] for group in groups))
 
 
 def has_none(gradients: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holter.rank import accelerator
 from holter.rank.context import Context, ObservationWriter
 from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
@@ -91,7 +92,7 @@ class Monitor:
             on_end=self._on_backward_end,
             on_round=lambda: self.steps.end_round(),  # noqa: PLW0108  they are made later
             on_stuck=lambda: self._batches.investigate(),  # noqa: PLW0108  likewise
-            on_loss=lambda loss: self._labels.look(loss, self._batches.num_last_samples),
+            on_loss=lambda loss: self._labels.look(loss, lambda: self._batches.num_last_samples),
         )
         self._calls = CallProbe(
             self.context,
@@ -206,7 +207,8 @@ class Monitor:
         step, snapshots, attempt = self.steps.next_step, self.context.undo.snapshots, self.context.guard.attempt
         if not attempt(self.context.undo.rewind.forward_begins, step):
             return
-        attempt(self._past.begin, step)
+        if self._past.is_needed:
+            attempt(self._past.begin, step)
         if snapshots is not None:
             attempt(snapshots.begin, step)
 
@@ -216,7 +218,8 @@ class Monitor:
         if self.context.inputs.stage is not None:
             attempt(self._stage_times.begin)
         self._on_forward()
-        attempt(self._kernels.see, module)
+        if accelerator.kind():
+            attempt(self._kernels.see, module)
         attempt(self._batches.see_call)
         model = self.context.models.of(module)
         if model is None:
@@ -245,12 +248,14 @@ class Monitor:
             self._data.overlap.train(tensors_of(self.context.inputs.last), -1, 0)
 
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
-        self.context.guard.attempt(self._regions.end, module, output)
-        self.context.guard.attempt(self._modes.see, module, output)
-        self.context.guard.attempt(self._routing.returned, module)
+        attempt = self.context.guard.attempt
+        attempt(self._regions.end, module, output)
+        attempt(self._modes.see, module, output)
+        if self._routing.is_open:
+            attempt(self._routing.returned, module)
         if module.training and torch.is_grad_enabled():
-            self.context.guard.attempt(self._stage_times.end, "forward")
-            self.context.guard.attempt(self._see_output, output)
+            attempt(self._stage_times.end, "forward")
+            attempt(self._see_output, output)
         self._inspection.failed()
 
     def _on_backward(self) -> None:
@@ -284,7 +289,8 @@ class Monitor:
         attempt(self._stage_times.end, "backward")
         attempt(self._gradients.unfollow_order)
         attempt(self._inspection.end)
-        attempt(self._routing.end)
+        if self._routing.is_open:
+            attempt(self._routing.end)
         attempt(self._scales.backward_ended)
         attempt(self._comparison.note_reduction)
         if attempt(self._comparison.is_due):

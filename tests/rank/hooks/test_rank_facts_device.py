@@ -19,8 +19,7 @@ def pretend(monkeypatch) -> None:
     """There is a CUDA device, and the script uses it."""
     monkeypatch.setattr(accelerator, "_ask", lambda: torch.device("cuda"))
     # As if a backend had been imported just now; afterwards it is as it was.
-    monkeypatch.setitem(accelerator._known, "kind", "")
-    monkeypatch.setitem(accelerator._known, "modules", -1)
+    monkeypatch.setattr(accelerator, "_known", {})
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
 

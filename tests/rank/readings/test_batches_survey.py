@@ -9,7 +9,7 @@ from holter.rank.readings.batches import SMALL, survey
 
 
 def numbers(**tensors: torch.Tensor) -> dict[str, float]:
-    return dict(pair for entry in survey(list(tensors.items())) for pair in entry.numbers())
+    return dict(pair for entry in survey(list(tensors.items())) for pair in entry.numbers().items())
 
 
 def test_range_and_mean_of_floats_and_integers():

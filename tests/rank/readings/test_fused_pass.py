@@ -3,12 +3,13 @@
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
-from holter.rank.readings.fused_pass import Readings
+from holter.rank.readings.fused_pass import Readings, outline, outline_by_numpy
 from holter.records import StepDone
-from holter_kernels import Pass
+from holter_kernels import Pass, summarize
 
 
 def train(worn, num_steps: int, nan_step: int = -1) -> None:
@@ -139,3 +140,16 @@ def test_a_reading_that_raises_or_is_declined_is_counted_and_never_answered(capl
     assert readings.read("a", [torch.ones(1)], heard.append) is None
     assert {"capturing": 1} == dict(readings.declined)
     assert [] == heard
+
+
+@pytest.mark.parametrize(
+    ("value", "has_nonfinite", "has_zero"),
+    [(1.0, False, False), (0.0, False, True), (float("nan"), True, False), (float("-inf"), True, False)],
+)
+def test_the_outline_of_a_table_is_what_numpy_says(value, has_nonfinite, has_zero):
+    torch.manual_seed(0)
+    tensors = [torch.randn(3000), torch.full((7,), value), torch.empty(0)]
+    table = summarize(tensors, histogram="off")
+    found, defined = outline(table), outline_by_numpy(table)
+    assert (has_nonfinite, has_zero) == found[:2] == defined[:2]
+    assert defined.square_sum == pytest.approx(found.square_sum, rel=1e-12)

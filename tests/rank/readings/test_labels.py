@@ -18,7 +18,7 @@ def told(loss_of: object, num_samples: int = 8, num_steps: int = 13) -> list[Lab
     probe = LabelProbe(SimpleNamespace(log=log, writer=SimpleNamespace(say=lambda _, body: said.append(body))))  # type: ignore[arg-type]
     for step in range(num_steps):
         log.step = step
-        probe.look(loss_of(), num_samples)  # type: ignore[operator]
+        probe.look(loss_of(), lambda: num_samples)  # type: ignore[operator]
     return said
 
 

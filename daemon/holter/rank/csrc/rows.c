@@ -1,4 +1,4 @@
-/* What a comparison tells of a reading, in one call: `marks` of census.py and `FingerprintRows` of comparison.py, which define it.
+/* What is told of a reading, in one call: `marks` of census.py and `FingerprintRows` of comparison.py, which define what a comparison tells, and `outline` of fused_pass.py.
  *
  * Rows are those of holter_kernels (layout.ROW). Only the stable ABI of Python 3.11 is used. Buffers are checked for size, places for their range.
  */
@@ -127,14 +127,36 @@ release:
     return result;
 }
 
+/* What every step asks of its gradients, in one pass over the rows. */
+static PyObject *outline(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*:outline", &buffer))
+        return NULL;
+    int fits = buffer.len % (Py_ssize_t)sizeof(struct row) == 0, is_bad = 0, has_zero = 0;
+    double square_sum = 0;
+    const struct row *rows = buffer.buf;
+    for (size_t k = 0; fits && k < (size_t)buffer.len / sizeof *rows; k++) {
+        is_bad |= (rows[k].nans | rows[k].pos_infs | rows[k].neg_infs) != 0;
+        has_zero |= rows[k].numel > 0 && rows[k].zeros == rows[k].numel;
+        square_sum += rows[k].square_sum;
+    }
+    PyBuffer_Release(&buffer);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError, "these are no rows");
+    return Py_BuildValue("NNd", PyBool_FromLong(is_bad), PyBool_FromLong(has_zero), square_sum);
+}
+
 static PyMethodDef methods[] = {
+    {"outline", outline, METH_VARARGS, "outline(rows): whether one is not finite, whether one is all zero, the sum of all square sums."},
     {"pack", pack, METH_VARARGS,
      "pack(rows, places, traits, chosen, size, thresholds): root, fingerprints, norms, sums and marks of all entries, sum, square sum."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_rows", "What a comparison tells of a reading.", -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_rows", "What is told of a reading.", -1, methods, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&definition); }

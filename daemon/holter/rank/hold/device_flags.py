@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from holter.rank.undo.side_stream import wait_until
+from holter_kernels import SeenTensors
 from holter_kernels.devices import current_stream, is_past, obeys_flag, recorded
 
 _device = operator.attrgetter("device")
@@ -72,6 +73,9 @@ def takes_flag(optimizer: torch.optim.Optimizer) -> bool:
 
 def device_of(gradients: Sequence[torch.Tensor]) -> torch.device | None:
     """The one device on which all of them lie and whose optimizers obey the flag; None: there is none."""
+    if type(gradients) is SeenTensors:
+        # In host memory.
+        return None
     found = set(map(_device, gradients))
     return found.pop() if len(found) == 1 and all(map(obeys_flag, found)) else None
 

@@ -19,7 +19,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -48,7 +48,7 @@ REFRESH_EVERY = 16
 THAW_EVERY = 4
 """Steps between two quick looks for what was frozen or thawed: the same steps on all ranks, whatever their budgets allow."""
 
-Optimizers = weakref.WeakSet
+Optimizers: TypeAlias = "set[weakref.ref[torch.optim.Optimizer]]"
 
 
 class StepReaders(NamedTuple):
@@ -76,9 +76,9 @@ class StepProbe:
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
-        self._stepped: Optimizers[torch.optim.Optimizer] = Optimizers()
+        self._stepped: Optimizers = set()
         """Took part in the open step."""
-        self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
+        self._last: Optimizers = set()
         """Took part in the step before."""
         self._depth = 0
         """Calls of `step` that have begun, each inside the one before, and have not ended."""
@@ -87,6 +87,7 @@ class StepProbe:
         self._caller: Any = None
         """The code of torch that calls our hooks, and runs for as long as a step does."""
         self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        """The optimizer that steps, or stepped last."""
         self._is_applying = False
         self._is_straggler = False
         self._was_batch_asked = False
@@ -195,13 +196,16 @@ class StepProbe:
             self._is_applying = False
             context.enter(self._interrupted)
         self._current = weakref.ref(optimizer)
-        if optimizer in self._stepped:
+        if self._current in self._stepped:
             self._close()
-        if not any(known is optimizer for known in self.optimizers):
+        if self._current not in self._known:
             self._attempt(self._learn_optimizer, optimizer)
         # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
         self._is_straggler = (
-            not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
+            not context.log.micro_step
+            and not self._stepped
+            and self._current not in self._last
+            and any(other() is not None for other in self._last)
         )
         self._attempt(self._take_census)
         with context.gradient_answers.held(optimizer):
@@ -258,14 +262,14 @@ class StepProbe:
         self._is_applying = False
         context.enter(self._interrupted)
         if self._is_straggler and not context.log.micro_step:
-            self._last.add(optimizer)
+            self._last.add(weakref.ref(optimizer))
             self._is_straggler = False
             return
         # A closure calls backward inside the step.
         self._attempt(self._read_applied, optimizer, is_applied=True)
-        self._stepped.add(optimizer)
+        self._stepped.add(weakref.ref(optimizer))
         self._attempt(self._note_rate, optimizer)
-        if all(other in self._stepped for other in self._last):
+        if self._last <= self._stepped or all(other() is None for other in self._last - self._stepped):
             self._close()
 
     def _note_rate(self, optimizer: torch.optim.Optimizer) -> None:
@@ -447,11 +451,13 @@ class StepProbe:
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
-        return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
+        if weakref.ref(optimizer) not in self._last:
+            return [optimizer]
+        return [other for other in self.optimizers if weakref.ref(other) in self._last]
 
     def _compare_after(self) -> None:
         if self._comparison.is_due():
-            first = next(optimizer for optimizer in self.optimizers if optimizer in self._stepped)
+            first = next(optimizer for optimizer in self.optimizers if weakref.ref(optimizer) in self._stepped)
             self._attempt(self._comparison.parameters, "after", self._taking_part(first))
             self._attempt(self._comparison.optimizer_state, first)
 
@@ -480,7 +486,7 @@ class StepProbe:
         log.close(StepTimes(now - self._began, context.phases.take()))
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.reading_s
         self._computed_began = context.guard.computed_s
-        self._last, self._stepped = self._stepped, Optimizers()
+        self._last, self._stepped = self._stepped, set()
         self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()

@@ -14,7 +14,6 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,12 +37,12 @@ ANSWERS_S = 2.0
 MAX_SUSPECTS = 16
 """Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
+HEED_S = 0.02
 SILENT_S = 10.0
 STARTUP_S = 30.0
 
 
-@dataclass
-class BackwardPasses:
+class BackwardPasses(msgspec.Struct):
     """How many backward passes the step has had, and what a loss scaler made of them."""
 
     num_done: int = 0
@@ -53,11 +52,10 @@ class BackwardPasses:
     """How often, since the step before, a loss scaler skipped the optimizer: the step then starts again under its number."""
 
 
-@dataclass
-class Losses:
+class Losses(msgspec.Struct):
     """The loss of each micro-step, as the script computed it."""
 
-    values: list[float] = field(default_factory=list)
+    values: list[float] = msgspec.field(default_factory=list)
     scale: float | None = 1.0
     """What a scaler multiplied the loss by; None where only a device knows."""
 
@@ -69,8 +67,7 @@ class Losses:
         return math.fsum(self.values) / len(self.values)
 
 
-@dataclass
-class GradientReading:
+class GradientReading(msgspec.Struct):
     """What was read of the gradients."""
 
     view: View = "local"
@@ -91,18 +88,17 @@ class GradientReading:
         return math.sqrt(self.square_sum) / loss_scale if math.isfinite(self.square_sum) else math.nan
 
 
-@dataclass
-class Suspects:
+class Suspects(msgspec.Struct):
     """Tensors that are not finite. They matter only if what the optimizer applies is not finite either."""
 
-    tensors: list[Nonfinite] = field(default_factory=list)
+    tensors: list[Nonfinite] = msgspec.field(default_factory=list)
     is_applied: bool = False
     """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
-    inputs: list[Nonfinite] = field(default_factory=list)
+    inputs: list[Nonfinite] = msgspec.field(default_factory=list)
     """Tensors of the batch on a device, which are read in any step."""
-    fetched: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    fetched: list[tuple[str, torch.Tensor, int]] = msgspec.field(default_factory=list)
     """What loaders gave in host memory, with each tensor's version then: labels go past the model, and a device tells of a NaN when the batch would be gone."""
-    odd: set[str] = field(default_factory=set)
+    odd: set[str] = msgspec.field(default_factory=set)
     """Tensors of the batch in host memory that are not finite: by their nature, if the step turns out to be."""
     call: Any = None
     """The model's last call (`Inputs`), while a device decides on the step: should it leave it out, the call is replayed."""
@@ -117,8 +113,7 @@ class Suspects:
             self.tensors.remove(max(alike, key=lambda entry: entry.order))
 
 
-@dataclass
-class ReadingCost:
+class ReadingCost(msgspec.Struct):
     """Seconds of the training thread."""
 
     gradients_s: float = 0.0
@@ -127,30 +122,28 @@ class ReadingCost:
     """Of the guard, which reads at every step: a cost of any step, whatever is planned."""
 
 
-@dataclass
-class StepTimes:
+class StepTimes(msgspec.Struct):
     """Fixed when the step ends, or is held."""
 
     seconds: float
     phase_seconds: dict[str, float]
 
 
-@dataclass
-class OpenStep:
+class OpenStep(msgspec.Struct, weakref=True, eq=False):
     """What was seen of one step."""
 
     step: int
-    passes: BackwardPasses = field(default_factory=BackwardPasses)
-    losses: Losses = field(default_factory=Losses)
-    gradients: GradientReading = field(default_factory=GradientReading)
-    suspects: Suspects = field(default_factory=Suspects)
-    cost: ReadingCost = field(default_factory=ReadingCost)
+    passes: BackwardPasses = msgspec.field(default_factory=BackwardPasses)
+    losses: Losses = msgspec.field(default_factory=Losses)
+    gradients: GradientReading = msgspec.field(default_factory=GradientReading)
+    suspects: Suspects = msgspec.field(default_factory=Suspects)
+    cost: ReadingCost = msgspec.field(default_factory=ReadingCost)
     batch: int = 0
     """Signature of what the models were fed; 0: nothing that can be signed."""
     learning_rate: float | None = None
-    roots: dict[str, int] = field(default_factory=dict)
+    roots: dict[str, int] = msgspec.field(default_factory=dict)
     """By class of tensors: the fingerprint over all that must be equal on all replicas."""
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)
     """Other figures, by the names of `records.NUMBERS`."""
     num_owed: int = 0
     """Readings not answered yet."""
@@ -268,7 +261,7 @@ class PhaseClock:
         """Seconds by phase since the last call."""
         self.enter(self.phase)
         seconds, self._seconds = self._seconds, [0.0] * len(PHASE_NAMES)
-        return {PHASE_NAMES[phase]: round(spent, 7) for phase, spent in enumerate(seconds) if spent > 0}
+        return {name: spent for name, spent in zip(PHASE_NAMES, seconds, strict=True) if spent}
 
 
 class StepReporter:
@@ -279,6 +272,7 @@ class StepReporter:
         self._sidecar = SidecarLink(context.writer.page)
         self._census = CensusTaker(context.guard, context.models.declared_frozen)
         self._told_census: Any = None
+        self._heeded_s = 0.0
         self._outline: Any = None
 
     def tell_ready(self) -> None:
@@ -351,7 +345,7 @@ class StepReporter:
         healthy_steps, found = self._context.inputs.healthy_steps, step.suspects.inputs
         fetched, step.suspects.fetched, step.suspects.call = step.suspects.fetched, [], None
         if not step.suspects.is_applied:
-            if not step.suspects.is_skipped:
+            if not step.suspects.is_skipped and (found or step.suspects.odd):
                 healthy_steps.update({entry.name for entry in found} | step.suspects.odd)
             return []
         if not found and not any(entry.where == "input" for entry in step.suspects.tensors):
@@ -387,8 +381,11 @@ class StepReporter:
         self._told_census = known, held
 
     def heed_sidecar(self) -> None:
-        """Do what it orders, print what it wants printed, and say so once if nobody watches any more."""
-        context = self._context
+        """Do what it orders, print what it wants printed, and say so once if nobody watches any more; looked for some fifty times a second at most."""
+        context, now_s = self._context, clock.monotonic_s()
+        if now_s - self._heeded_s < HEED_S:
+            return
+        self._heeded_s = now_s
         code, doublings = context.writer.page.control()
         context.schedule.thin(doublings if code == CONTROL_THIN else 0)
         if notice := context.writer.page.take_notice():

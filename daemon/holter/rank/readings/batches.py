@@ -5,11 +5,12 @@ inputs are still there and are read then. They are kept detached: storage is sha
 read by torch, which takes microseconds; large ones by the fused pass, which reads memory once.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,7 +92,7 @@ def detached(thing: Any, depth: int = 0) -> Any:
     if isinstance(thing, torch.Tensor):
         return thing.detach()
     if depth < MAX_DEPTH and type(thing) in (list, tuple):
-        return type(thing)(detached(value, depth + 1) for value in thing)
+        return type(thing)([detached(value, depth + 1) for value in thing])
     if depth < MAX_DEPTH and type(thing) is dict:
         return {key: detached(value, depth + 1) for key, value in thing.items()}
     return thing
@@ -196,8 +197,7 @@ def corner(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """One tensor of a batch; range and mean are over what is finite."""
 
     path: str
@@ -209,17 +209,20 @@ class Survey:
     infs: int = 0
     spread: float = math.nan
 
-    def numbers(self) -> Iterator[tuple[str, float]]:
+    def numbers(self) -> dict[str, float]:
         """By the names of `records.NUMBERS`."""
-        if math.isfinite(self.low):
-            yield f"batch.{self.path}.min", self.low
-            yield f"batch.{self.path}.max", self.high
-            yield f"batch.{self.path}.mean", self.mean
-            yield f"batch.{self.path}.absmax", max(abs(self.low), abs(self.high))
-            if math.isfinite(self.spread):
-                yield f"batch.{self.path}.spread", self.spread
-            is_constant = self.numel > 1 and self.low == self.high and not self.nans and not self.infs
-            yield f"batch.{self.path}.is_constant", float(is_constant)
+        path, numel, low, high, mean, nans, infs, spread = self
+        if not math.isfinite(low):
+            return {}
+        is_constant = numel > 1 and low == high and not nans and not infs
+        values = (low, high, mean, max(abs(low), abs(high)), float(is_constant), spread)
+        # Without the spread, if it is not known: it is the last.
+        return dict(zip(_names(path), values if math.isfinite(spread) else values[:-1], strict=False))
+
+
+@functools.lru_cache
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(f"batch.{path}.{name}" for name in ("min", "max", "mean", "absmax", "is_constant", "spread"))
 
 
 def survey(leaves: list[Leaf]) -> list[Survey]:

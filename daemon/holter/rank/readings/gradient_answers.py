@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from holter.rank.models import applied_by
+from holter.rank.models import applied_to, gradients_of
 from holter.rank.publish.step_log import OwedAnswer
 from holter_kernels import SeenTensors
 
@@ -139,22 +139,30 @@ class GradientAnswers:
 
     def __init__(self) -> None:
         self._answers: list[GradientAnswer] = []
-        self._held: tuple[Any, Sequence[Any]] = (None, [])
+        self._held: tuple[Any, list[Any], Sequence[Any]] = (None, [], [])
+        """An optimizer, its parameters, and their gradients."""
         self._likely = np.zeros(0, np.intp)
         """Where those that were asked for last stood: an optimizer with several groups has the model's parameters in an order of its own."""
 
     @contextlib.contextmanager
     def held(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Meanwhile its gradients are held, for all that ask: one that nobody holds gets a new Python object each time."""
-        self._held = optimizer, applied_by(optimizer)
+        parameters = applied_to(optimizer)
+        self._held = optimizer, parameters, gradients_of(parameters)
         try:
             yield
         finally:
-            self._held = None, []
+            self._held = None, [], []
 
     def applied_by(self, optimizer: torch.optim.Optimizer) -> Sequence[Any]:
         """The gradient of each parameter that this optimizer holds, None where there is none."""
-        return self._held[1] if self._held[0] is optimizer else applied_by(optimizer)
+        return self._held[2] if self._held[0] is optimizer else gradients_of(applied_to(optimizer))
+
+    def held_of(self, parameters: list[Any]) -> Sequence[Any]:
+        """The gradient of each of these, None where there is none."""
+        held = self._held[1]
+        is_held = len(held) == len(parameters) and all(map(operator.is_, held, parameters))
+        return self._held[2] if is_held else gradients_of(parameters)
 
     def clear(self) -> None:
         """A backward pass begins, or the step is over: nothing that was read of the gradients holds any longer."""

@@ -16,6 +16,7 @@ import torch
 from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view, gradients_of, held_by
 from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings.fused_pass import outline
 from holter.rank.readings.gradient_answers import are_plain
 from holter.records import Nonfinite, Where
 
@@ -158,13 +159,13 @@ class GradientProbe:
             asked.is_answered = True
             if self._on_read is not None and step is self._context.log.now:
                 self._on_read(asked.named(), table)
-            bad = table.nans + table.pos_infs + table.neg_infs
-            rows: Sequence[int] = np.flatnonzero(bad).tolist() if bad.any() else ()
+            seen = outline(table)
+            rows: Sequence[int] = np.flatnonzero(_bad(table)).tolist() if seen.has_nonfinite else ()
             if not rows and share.stride > 1 and is_alone and asked.gradients:
                 self._context.hold.known_finite.note(asked.gradients)
             if counts:
                 # The table sums what is finite.
-                self._count(model, step, share, math.nan if rows else float(table.square_sum.sum()))
+                self._count(model, step, share, math.nan if rows else seen.square_sum)
             for row in rows:
                 name, parameter, numel = asked.row(row)
                 step.suspects.is_applied |= where == "reduced_gradient"
@@ -173,7 +174,7 @@ class GradientProbe:
                         where=where,
                         name=name,
                         nans=int(table.nans[row]),
-                        infs=int(bad[row] - table.nans[row]),
+                        infs=int(_bad(table)[row] - table.nans[row]),
                         numel=numel,
                         order=self.ready_order.get(id(parameter), 0),
                         is_from_clip=where == "reduced_gradient" and bool(step.gradients.was_clipped_finite),
@@ -198,6 +199,10 @@ class GradientProbe:
         sums[share] = square_sum
         if len(sums) == share.stride:
             step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
+
+
+def _bad(table: Any) -> Any:
+    return table.nans + table.pos_infs + table.neg_infs
 
 
 def _with_gradients(named: Sequence[tuple[str, Any]], owners: list[Any] | None = None) -> NamedGradients:

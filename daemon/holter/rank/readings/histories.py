@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
+from holter.rank.readings.fused_pass import outline
 from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
@@ -153,11 +154,9 @@ class IdleParameters:
 
     def see(self, step: int, named: Parameters, table: Any) -> None:
         """A reading of gradients: which are zero everywhere."""
-        is_zero = table.zeros == table.numel
-        if not self._zero and not is_zero.any():
+        if not self._zero and not outline(table).has_zero:
             return
-        is_zero &= table.numel > 0
-        rows = np.flatnonzero(is_zero).tolist()
+        rows = np.flatnonzero((table.zeros == table.numel) & (table.numel > 0)).tolist()
         if self._zero:
             zero = {id(named[row][1]) for row in rows}
             read = {id(p) for _, p in named} if self._zero.keys() - zero else set()

@@ -7,7 +7,7 @@ tokens or pixels are not counted, for they are uneven by nature: of those only t
     binary_cross_entropy (with logits)        zeros and ones, a column
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class LabelProbe:
         """There are too many classes, or it is no such loss."""
         self._num_misses = 0
 
-    def look(self, loss: torch.Tensor, num_samples: int) -> None:
+    def look(self, loss: torch.Tensor, num_samples: Callable[[], int]) -> None:
         """A backward pass of this loss begins; its batch had so many samples."""
         step = self._context.log.step
         if step != self._last_step and self._first_step >= 0 and _is_told_at(step):
@@ -57,7 +57,7 @@ class LabelProbe:
         self._last_step = step
         node = next(_classifying(loss.grad_fn), None)
         labels = node._saved_target if node is not None else None  # noqa: SLF001
-        if labels is None or not self._count(node, labels.detach(), num_samples):
+        if labels is None or not self._count(node, labels.detach(), num_samples()):
             self._num_misses += 1
             self._is_over = self._first_step < 0 and self._num_misses >= TOLD_AT[0]
             if self._is_over and labels is not None:

@@ -150,9 +150,12 @@ class BatchBlameProbe:
             numbers["batch.num_samples"] = float(called if called and (is_one_call_each or not fetched) else fetched)
         # The loader's tensors are often the very inputs: no memory is read twice.
         paths = {_place(tensor): path for path, tensor in told}
-        others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths])
+        has_others = bool(self._leaves) or len(inputs) > len(told)
+        others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths]) if has_others else []
         for entry in others[: MAX_LEAVES - len(told)]:
             numbers.update(entry.numbers())
+        if not any(entry.nans or entry.infs for entry in (*found.values(), *others)):
+            return
         odd = [entry.path for entry in others if entry.nans or entry.infs]
         for path, tensor in inputs:
             same = found.get(paths.get(_place(tensor), ""))

@@ -84,6 +84,11 @@ class RoutingProbe:
         stride = -(-context.world_size // MAX_SPEAKERS)
         self._is_speaker = context.writer.rank % stride == 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a pass is followed, or a device owes what one has counted."""
+        return bool(self._seen or self._owed)
+
     def begin(self, root: nn.Module) -> None:
         """A model is called in training."""
         log = self._context.log

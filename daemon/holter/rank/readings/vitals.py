@@ -308,13 +308,14 @@ class VitalsSchedule:
     def is_vital(self, step: int, check_interval: int) -> bool:
         """Asked once at each step of comparison."""
         self._num_checks += 1
-        number = step // check_interval
+        number, stride = step // check_interval, max(min(LEAST_STRIDE, RARE_STEPS // check_interval), 1)
+        if self._num_checks > NUM_DENSE and len(self._costs_s) >= NUM_WARM and number % stride:
+            return False
         room_s = max(self._budget * statistics.median(self._steps_s or [0.0]), NUM_FLOORS * self._floor_s)
         cost_s = min(self._costs_s, default=0.0)
         # What the first one costs is mostly what is done once: it says little of the others.
         if len(self._costs_s) < NUM_WARM or (self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s):
             return number % self._turns == self._rank % self._turns
-        stride = max(min(LEAST_STRIDE, RARE_STEPS // check_interval), 1)
         while stride < MAX_STRIDE and cost_s > BUDGET_SHARE * room_s * stride * check_interval:
             stride *= 2
         return number % stride == 0 and number // stride % self._turns == self._rank % self._turns

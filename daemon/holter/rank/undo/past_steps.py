@@ -65,17 +65,16 @@ class PastSteps:
         self._sources: list[Source] = []
         self._sources_of: list[weakref.ref[torch.optim.Optimizer]] = []
         self._num_taken = 0
-        self._is_needed = False
+        self.is_needed = False
         context.models.on_forget.append(self.forget)
 
     def begin(self, step: int) -> None:
-        """The first forward pass of this step begins."""
-        if self._is_needed:
-            self._take(step)
+        """The first forward pass of this step begins, and it is needed."""
+        self._take(step)
 
     def need(self, step: int) -> None:
         """A device may leave this step out."""
-        self._is_needed = True
+        self.is_needed = True
         if not any(each.step == step for each in self._kept):
             # Its forward pass was not seen, or nobody knew then.
             self._take(step)
