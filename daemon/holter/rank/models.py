@@ -641,8 +641,8 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> Sequence[Any]:
 
 def applied_to(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The parameters that this optimizer holds."""
-    groups = optimizer.param_groups
-    return groups[0]["params"] if len(groups) == 1 else list(chain.from_iterable(group["params"] for group in groups))
+    lists: list[list[Any]] = [group["params"] for group in optimizer.param_groups]
+    return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
 
 
 def has_none(gradients: Sequence[Any]) -> bool:
