@@ -19,5 +19,7 @@ EXCLUDED = {
     "device_memory_leak": "needs a device",
     "expert_collapse": "needs a mixture of experts",
     "expert_overflow": "needs a mixture of experts",
+    "wrong_reference": "needs a second pretrained model",
+    "wrong_weights_loaded": "needs parts of a model in files of their own",
 }
 """Causes that are not drawn, and why."""

@@ -62,7 +62,7 @@ def test_axes_are_strides_of_rank_numbers_the_same_on_every_rank():
     assert [[("dp", 2, 2), ("tp", 2, 1)]] * 2 == told
 
 
-def test_plain_layers_of_a_tensor_parallel_model_are_replicas_along_its_axis():
+def test_plain_layers_of_a_tensor_parallel_model_are_replicas_along_its_axis_and_nobody_reduces_the_other():
     with pretended(1, 4):
         axes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
@@ -70,7 +70,7 @@ def test_plain_layers_of_a_tensor_parallel_model_are_replicas_along_its_axis():
         watched = Model(model, "")
         assert "@tp#0" == watched.scope_of(model[0].weight)
         assert ["tensor"] == [axis.kind for axis in watched.axes]
-        assert "@own" == watched.scope_of(model[1].weight)
+        assert "@ignored:dp#1" == watched.scope_of(model[1].weight)
 
 
 def test_what_ddp_ignores_is_no_replica_and_an_expert_is_a_rank_s_own():

@@ -49,7 +49,7 @@ TOP = math.log(1000)
 
 FAULTS: list[tuple[str, Detector, Series, int]] = [
     ("entropy_collapse", PolicyEntropy(), VOCABULARY | {"log.entropy": lambda step: 2.0 if step < 50 else 0.01}, 50),
-    ("entropy_collapse", PolicyEntropy(), {"log.train/entropy": lambda step: 0.5 * 0.9**step}, 38),
+    ("entropy_collapse", PolicyEntropy(), {"log.train/entropy": lambda step: 0.5 * 0.9**step}, 9),
     ("entropy_explosion", PolicyEntropy(), VOCABULARY | {"log.entropy": lambda step: 1.0 if step < 50 else 0.95 * TOP}, 50),
     ("kl_inactive", KlTerm(), {"log.kl": lambda _: 0.0, "log.loss_terms.kl": lambda _: 0.0}, 0),
     ("kl_sign_flipped", KlTerm(), {"log.kl": lambda step: 0.01 * step, "log.loss_terms.kl": lambda step: -0.001 * step}, 1),

@@ -21,13 +21,14 @@ class Spy:
 
     def __init__(self, worn) -> None:
         self.seen: list[Phase] = []
-        beat = worn.monitor.context.writer.beat
+        page = worn.monitor.context.writer.page
+        beat = page.beat
 
-        def heard(step: int, phase: Phase, micro_step: int) -> None:
+        def heard(step: int, phase: Phase, micro_step: int, now_ns: int) -> None:
             self.seen.append(phase)
-            beat(step, phase, micro_step)
+            beat(step, phase, micro_step, now_ns)
 
-        worn.monitor.context.writer.beat = heard
+        page.beat = heard
 
 
 def train(model: nn.Module) -> None:
