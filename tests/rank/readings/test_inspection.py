@@ -1,6 +1,8 @@
 """One pass under hooks."""
 
+import io
 import sys
+import weakref
 
 import pytest
 import torch
@@ -277,3 +279,86 @@ def test_a_gate_of_zero_beside_a_trunk_loses_nothing(worn):
     *_, inspection = train(worn, Gated(), 40)
     assert "idle" == inspection.reason
     assert [] == [witness.module for witness in inspection.witnesses if witness.lost_in]
+
+
+class Held:
+    pass
+
+
+class Doubled(torch.autograd.Function):
+    """Holds an object for as long as its operation is there."""
+
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        del ctx
+        return gradient * 2, None
+
+
+class Holding(nn.Module):
+    """Two layers; of each call it is known whether its graph is still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.held: list[weakref.ref[Held]] = []
+        self.between: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = Held()
+        self.held.append(weakref.ref(held))
+        self.between = [self.first(x)]
+        return self.second(Doubled.apply(self.between[0], held))
+
+
+def test_graphs_and_tensors_of_the_script_are_left_alone(worn):
+    model = Holding()
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    worn.monitor._inspection.ask()
+    for _ in range(5):
+        model(torch.ones(2, 8))
+    model.between.clear()
+    assert [] == [held for held in model.held if held() is not None], "what is thrown away takes its graph with it"
+    output = model(torch.ones(2, 8))
+    torch.save([output, *model.between], io.BytesIO())  # would warn of hooks on them
+    output.pow(2).sum().backward()
+    said = worn.said(Inspection)[-1].body
+    assert [(6, True), (6, True)] == [(each.num_calls, each.has_gradient) for each in said.witnesses]
+    assert not worn.monitor.context.guard.failures
+
+
+def test_hooks_on_operations_are_gone_when_the_pass_is_over(worn, monkeypatch):
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr("holter.rank.readings.inspection._is_any", asked.append)
+    model = Holding()
+    worn.monitor.add_model(model)
+    model(torch.ones(2, 8)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    worn.monitor._inspection.ask()
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward(retain_graph=True)
+    assert asked
+    asked.clear()
+    loss.backward()
+    assert not asked
+
+
+def test_nothing_is_told_of_the_gradients_of_a_rollout(worn, monkeypatch):
+    monkeypatch.setattr("holter.rank.readings.inspection.MAX_FOLLOWED", 4)
+    model = Holding()
+    worn.monitor.add_model(model)
+    model(torch.ones(2, 8)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    worn.monitor._inspection.ask()
+    outputs = [model(torch.ones(2, 8)) for _ in range(3)]
+    sum(output.sum() for output in outputs).backward()
+    said = worn.said(Inspection)[-1].body
+    assert ("idle", {None}) == (said.reason, {each.has_gradient for each in said.witnesses})

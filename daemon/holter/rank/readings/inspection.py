@@ -36,6 +36,10 @@ MAX_DEPTH = 3
 NUM_ELEMENTS = 4096
 MAX_NODES = 64
 """Operations between two modules that are gone through."""
+MAX_FOLLOWED = 8192
+"""Hooks on operations: more calls than that before a backward pass are a rollout's, and nothing is said of their gradients."""
+_SEEN = "holter"
+"""Under this name an operation knows the module whose output it made: the other way round its graph would be kept alive."""
 MIN_ROUNDED = 16
 """Different values from which on their mantissas are no chance."""
 OF_INPUT = " (input)"
@@ -80,8 +84,10 @@ class _Pass:
     """Modules by their identity -> the how many-eth to be called first."""
     rounded: dict[str, bool] = field(default_factory=dict)
     """As in the record."""
-    results: dict[Any, _Seen] = field(default_factory=dict)
-    """Node of the graph -> the module whose output it made."""
+    hooks: list[Any] = field(default_factory=list)
+    """On operations of the graph."""
+    is_followed: bool = True
+    """Whether all of them could be."""
 
 
 class InspectionProbe:
@@ -138,7 +144,7 @@ class InspectionProbe:
         inspected, self._open = self._open, None
         if inspected is None:
             return
-        for handle in (*inspected.handles, *inspected.of_roots):
+        for handle in (*inspected.handles, *inspected.of_roots, *inspected.hooks):
             handle.remove()
         if is_complete and inspected.called and self._is_news(inspected):
             self._context.writer.say(self._context.log.step, _record_of(inspected))
@@ -250,6 +256,9 @@ def _follow(
     inspected: _Pass, seen: _Seen, given: torch.Tensor | None, output: torch.Tensor, wrap: Callable[..., Any]
 ) -> None:
     """What comes back to a module's output and input in the backward pass, and who feeds whom."""
+    if len(inspected.hooks) >= MAX_FOLLOWED:
+        inspected.is_followed = False
+        return
 
     def of_output(gradient: torch.Tensor) -> None:
         seen.has_gradient = seen.has_gradient or _is_any(gradient)
@@ -257,16 +266,25 @@ def _follow(
     def of_input(gradient: torch.Tensor) -> None:
         seen.gives_gradient = seen.gives_gradient or _is_any(gradient)
 
-    for tensor, hook in ((output, of_output), (given, of_input)):
-        if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
-            tensor.register_hook(wrap(hook, "any"))
+    for tensor, note in ((output, of_output), (given, of_input)):
+        if tensor is not None and tensor.grad_fn is not None:
+            # On the operation, not on the script's tensor, which could not be saved or sent without a warning.
+            inspected.hooks.append(tensor.grad_fn.register_prehook(wrap(_of_one(tensor.output_nr, note), "any")))
     if given is not None and given.grad_fn is not None and not seen.feeders:
-        seen.feeders = _feeders(inspected, given)
+        seen.feeders = _feeders(given)
     if output.grad_fn is not None:
-        inspected.results[output.grad_fn] = seen
+        output.grad_fn.metadata[_SEEN] = seen
 
 
-def _feeders(inspected: _Pass, given: torch.Tensor) -> list[_Seen]:
+def _of_one(number: int, note: Callable[[torch.Tensor], None]) -> Callable[[Any], None]:
+    def hook(gradients: Any) -> None:
+        if gradients[number] is not None:
+            note(gradients[number])
+
+    return hook
+
+
+def _feeders(given: torch.Tensor) -> list[_Seen]:
     """The modules whose results an input was made of by a few operations; none if anything else that is trained went into it."""
     found: list[_Seen] = []
     known: set[Any] = set()
@@ -278,8 +296,8 @@ def _feeders(inspected: _Pass, given: torch.Tensor) -> list[_Seen]:
         known.add(node)
         if len(known) > MAX_NODES or hasattr(node, "variable"):
             return []
-        if node in inspected.results:
-            found.append(inspected.results[node])
+        if (made := node.metadata.get(_SEEN)) is not None:
+            found.append(made)
         else:
             todo += [before for before, _ in node.next_functions]
     return found
@@ -352,7 +370,7 @@ def _record_of(inspected: _Pass) -> Inspection:
     witnesses, uncalled = [], []
     never = len(inspected.called)
     lost: dict[int, str] = {}
-    for name, seen in inspected.seen.items():
+    for name, seen in inspected.seen.items() if inspected.is_followed else ():
         module = seen.module()
         for feeder in _lost_before(seen, has_parameters=module is not None and _own(module)):
             lost.setdefault(id(feeder), name)
@@ -377,7 +395,7 @@ def _record_of(inspected: _Pass) -> Inspection:
                 seen.has_gradient_path,
                 _own(module),
                 seen.is_rounded,
-                seen.has_gradient,
+                seen.has_gradient if inspected.is_followed else None,
                 lost.get(id(seen), ""),
             )
         )
