@@ -201,9 +201,9 @@ class ComparisonProbe:
 
     def note_reduction(self) -> None:
         """A backward pass is over: DDP has reduced in it, or what it added stays the rank's own until one does."""
-        passes = [model.ddp.require_backward_grad_sync for model in self._context.models if model.ddp is not None]
+        passes = [_reduces(model.ddp) for model in self._context.models if model.ddp is not None]
         numbers = self._context.log.now.numbers
-        if passes and not all(passes):
+        if not all(passes):
             numbers[NOT_REDUCED] = 1.0
         else:
             numbers.pop(NOT_REDUCED, None)
@@ -407,6 +407,11 @@ def _state_tensors(states: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...]
     keys = sorted({key for state in states for key, value in state.items() if isinstance(value, torch.Tensor)})
     found = (state.get(key) for key in keys for state in states)
     return tuple(keys), [value if isinstance(value, torch.Tensor) else None for value in found]
+
+
+def _reduces(ddp: Any) -> bool:
+    """Whether this pass does: it was decided when the model was called, wherever the pass begins."""
+    return bool(ddp.require_backward_grad_sync or ddp.require_forward_param_sync)
 
 
 def _drops(module: torch.nn.Module) -> bool:
