@@ -1,5 +1,8 @@
 """What a script gives its model, and from which file it came."""
 
+from collections.abc import Mapping
+
+import pytest
 import torch
 from torch import nn
 
@@ -45,3 +48,49 @@ def test_a_state_without_a_file_is_told_as_that(worn):
     model = made()
     model.load_state_dict(made().state_dict())
     assert [[]] == [told.files for told in step(worn, model)]
+
+
+class Lazy(Mapping):
+    """Reads a file for each value that it is asked for, as some libraries' do."""
+
+    def __init__(self, state) -> None:
+        self.state, self.read = state, []
+
+    def __getitem__(self, name):
+        self.read.append(name)
+        return self.state[name]
+
+    def __iter__(self):
+        return iter(self.state)
+
+    def __len__(self):
+        return len(self.state)
+
+
+@pytest.mark.usefixtures("worn")
+def test_a_state_that_is_read_when_it_is_asked_for_is_not_read_twice():
+    model, state = made(), Lazy(made().state_dict())
+    model.load_state_dict(state)
+    assert sorted(state.state) == sorted(state.read)
+
+
+class Opened(dict):
+    """Counts how many of them are gone through."""
+
+    num = 0
+
+    def items(self):
+        Opened.num += 1
+        return super().items()
+
+    def values(self):
+        Opened.num += 1
+        return super().values()
+
+
+def test_data_of_many_parts_is_not_gone_through_whole(worn, monkeypatch):
+    monkeypatch.setattr("holter.rank.hooks.loads.MAX_ENTRIES", 100)
+    monkeypatch.setattr(Opened, "num", 0)
+    words = {number: Opened.fromkeys(range(10), 1) for number in range(200)}
+    worn.monitor._loads._note_read("words.pt", words)
+    assert 0 < Opened.num <= 2 * 10

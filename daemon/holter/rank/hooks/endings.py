@@ -147,8 +147,8 @@ class ExitProbe:
         tell = self._context.guard.wrap(self._ending.leave_group, "any")
 
         @functools.wraps(original)
-        def destroy_process_group(group: Any = None) -> Any:
-            found = original(group)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
             if not dist.is_initialized():
                 tell()
             return found

@@ -10,7 +10,7 @@ What is told is that weights were loaded, and from where; whether they are the r
 import functools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from holter.records import Loaded
 MAX_DEPTH, MAX_TENSORS, MAX_READ, MAX_FILES = 4, 64, 1024, 8
 """How deep and how far a state is looked through; places in memory that are remembered; files that are told."""
 MAX_ENTRIES, MAX_LISTED = 65_536, 16
-"""Of a mapping, and of a list: data may be read, too, and be long."""
+"""Of all that is looked through, and of a list: data may be read, too, and be long."""
 
 
 class LoadProbe:
@@ -100,22 +100,30 @@ class LoadProbe:
             self._files[path] = None
 
 
-def _named(thing: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+def _named(state: Any) -> Iterator[tuple[str, int]]:
     """Names of tensors in a state and how many elements each has."""
-    for name, part in islice(thing.items(), MAX_ENTRIES) if isinstance(thing, Mapping) and depth < MAX_DEPTH else ():
-        if isinstance(part, torch.Tensor):
-            yield str(name), part.numel()
-        else:
-            yield from _named(part, depth + 1)
+    entries = islice(_entries(state), MAX_ENTRIES)
+    return ((str(name), part.numel()) for name, part in entries if isinstance(part, torch.Tensor))
 
 
-def _places(thing: Any, depth: int = 0) -> Iterator[int]:
+def _entries(thing: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    # No other mapping: it may read a file for each of its values.
+    for name, part in thing.items() if isinstance(thing, dict) and depth < MAX_DEPTH else ():
+        yield name, part
+        yield from _entries(part, depth + 1)
+
+
+def _places(state: Any) -> Iterator[int]:
     """Addresses of the tensors in a state, those that have one."""
-    if isinstance(thing, torch.Tensor):
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided and thing.numel():
-            yield thing.data_ptr()
-    elif depth < MAX_DEPTH:
+    for part in islice(_parts(state), MAX_ENTRIES):
+        if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided and part.numel():
+            yield part.data_ptr()
+
+
+def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
+    yield thing
+    if depth < MAX_DEPTH:
         is_list = isinstance(thing, (list, tuple))
-        parts = thing.values() if isinstance(thing, Mapping) else thing if is_list else ()
-        for part in islice(parts, MAX_LISTED if is_list else MAX_ENTRIES):
-            yield from _places(part, depth + 1)
+        parts = islice(thing, MAX_LISTED) if is_list else thing.values() if isinstance(thing, dict) else ()
+        for part in parts:
+            yield from _parts(part, depth + 1)
