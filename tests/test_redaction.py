@@ -80,3 +80,13 @@ def test_an_exceptions_words_are_cleaned_of_every_secret_in_them() -> None:
         == cleaned(text)
     )
     assert ["ftp://joe:***@h/?token=***"] == without_secrets(["ftp://joe:hunter2secret@h/?token=hunter2secret"])
+
+
+def test_parameters_that_are_called_after_tokens_keep_their_errors() -> None:
+    for text in (
+        "size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size([32000, 4096])",
+        "size mismatch for class_token: copying a param with shape torch.Size([1, 1, 768])",
+        "ValueError: token_embedding.bias: torch.float16 is not torch.float32",
+    ):
+        assert text == cleaned(text)
+    assert "class_token: ***" == cleaned("class_token: copying-a-param-is-no-password")

@@ -20,6 +20,7 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 """`--max_new_tokens 512` and `--pad_token "<pad>"` are no secrets."""
+_OTHERS = re.compile(r"((file|path|dir)s?|\.(weight|bias))$", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|nvapi-[\w-]{16,}"
@@ -28,8 +29,8 @@ _SHAPES = re.compile(
     r"|(?<=/services/)\w+/\w+/\w{8,}|(?<=/webhooks/)\d+/[\w-]{16,}|(?<=bot)\d{8,}:[\w-]{30,}",
     re.DOTALL,
 )
-_VALUE = re.compile(r"""[\w.-]{0,24}["']?\]?\s{0,4}[:=]\s{0,4}["']?([^\s"'&,;}\])]{4,})""")
-"""After a secret's name, within an argument: JSON, a header, an address' query, a line of code."""
+_VALUE = re.compile(r"""[\w.-]{0,24}["']?\]?\s{0,4}[:=]\s{0,4}(?!copying a param )["']?([^\s"'&,;}\])]{4,})""")
+"""After a secret's name, within an argument: JSON, a header, an address' query, a line of code; not what torch says of a parameter that does not fit."""
 _NAME_BEFORE = re.compile(r"[\w.-]{0,40}$")
 MAX_ARGUMENT = 8_192
 """Characters of an argument that are shown: nobody reads more, and looking for secrets takes its time."""
@@ -56,9 +57,8 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    # `--hf_token_file` leads to a secret and is none.
-    is_path = name.lower().rstrip("s").endswith(("file", "path", "dir"))
-    return bool(_NAMES.search(name)) and not _COUNTS.search(name) and not is_path
+    # `--hf_token_file` leads to a secret and is none, `embed_tokens.weight` is a parameter.
+    return bool(_NAMES.search(name)) and not _COUNTS.search(name) and not _OTHERS.search(name)
 
 
 def cleaned(text: str) -> str:
