@@ -1,11 +1,13 @@
 """What routers and experts of a real model show."""
 
+import io
 import sys
 
 import pytest
 import torch
 from torch import nn
 
+from holter.rank.readings.routing import FIRST_STEP
 from holter.records import Routing
 
 WIDTH, NUM = 8, 4
@@ -95,6 +97,13 @@ def test_a_term_that_is_not_added_is_told_from_one_that_is(worn):
     assert [("aux_loss", False)] * 3 == [(one.term, one.is_term_learning) for one in told]
     told = train(worn, Mixture(), weight=0.1)
     assert [("aux_loss", True)] == list({(one.term, one.is_term_learning) for one in told[3:]})
+
+
+def test_a_term_can_be_saved_without_a_warning(worn):
+    layer = Mixture()
+    (told,) = train(worn, layer, num_steps=FIRST_STEP + 1)
+    assert "aux_loss" == told.term
+    torch.save(layer.aux_loss, io.BytesIO())  # would warn of a hook
 
 
 def test_the_gate_of_a_gated_layer_is_no_router(worn):

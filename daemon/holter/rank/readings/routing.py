@@ -65,7 +65,7 @@ class _Seen:
     term: str = ""
     is_learning: bool = False
 
-    def note_gradient(self, _: torch.Tensor) -> None:
+    def note_gradient(self, _: Any) -> None:
         """The backward pass has come to the balancing term."""
         self.is_learning = True
 
@@ -115,7 +115,7 @@ class RoutingProbe:
             return
         self._remove()
         for seen in self._seen:
-            _follow_term(seen)
+            self._handles += _follow_term(seen)
 
     def end(self) -> None:
         """The backward pass is over."""
@@ -270,8 +270,8 @@ def _parts(seen: _Seen) -> Iterator[torch.Tensor]:
         yield torch.stack([torch.as_tensor(part, dtype=torch.int64, device=some.device) for part in seen.received])
 
 
-def _follow_term(seen: _Seen) -> None:
-    """A scalar that calls itself a balancing term and hangs on the graph."""
+def _follow_term(seen: _Seen) -> list[Any]:
+    """A scalar that calls itself a balancing term and hangs on the graph; the hook on the operation that made it."""
     holder, router = seen.site.holder(), seen.site.router() if seen.site.router is not None else None
     for owner in (holder, router):
         for name, value in vars(owner).items() if owner is not None else ():
@@ -282,8 +282,8 @@ def _follow_term(seen: _Seen) -> None:
                 and TERM.search(name)
             ):
                 seen.term = name
-                value.register_hook(seen.note_gradient)
-                return
+                return [value.grad_fn.register_prehook(seen.note_gradient)]
+    return []
 
 
 def _is_plain(part: Any) -> bool:
