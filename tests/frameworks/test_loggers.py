@@ -152,6 +152,20 @@ def test_mlflow_is_heard_by_either_name(rank, monkeypatch):
     assert [{"log.kl": 1.0}, {"log.kl": 2.0}] == rank.said()
 
 
+def test_metrics_that_can_be_read_once_are_left_to_mlflow(rank, monkeypatch):
+    class MlflowClient:
+        def log_batch(self, run_id: str, metrics: Any = ()) -> list[Any]:
+            return [run_id, *metrics]
+
+    module(monkeypatch, "mlflow.tracking.client", MlflowClient=MlflowClient)
+    rank.train()
+    metric = types.SimpleNamespace(key="kl", value=1.0)
+    assert ["run", metric] == MlflowClient().log_batch("run", iter([metric]))
+    assert [] == rank.said()
+    assert ["run", metric] == MlflowClient().log_batch("run", metrics=[metric])
+    assert [{"log.kl": 1.0}] == rank.said()
+
+
 def test_what_a_log_raises_is_the_scripts(rank, monkeypatch):
     def log_metrics(metrics: Any) -> None:
         raise ConnectionError(metrics)

@@ -42,7 +42,8 @@ def _client_metric(_self: Any, _run_id: Any = "", key: Any = "", value: Any = No
 
 
 def _batch(_self: Any, _run_id: Any = "", metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
-    return {str(one.key): one.value for one in metrics}
+    # A generator can be read once.
+    return {str(one.key): one.value for one in metrics} if isinstance(metrics, (list, tuple)) else {}
 
 
 _TORCH_BOARD = ("torch.utils.tensorboard.writer", "SummaryWriter")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holter.rank.hooks.loads import MAX_FILES
 from holter.records import Loaded
 
 
@@ -94,3 +95,12 @@ def test_data_of_many_parts_is_not_gone_through_whole(worn, monkeypatch):
     words = {number: Opened.fromkeys(range(10), 1) for number in range(200)}
     worn.monitor._loads._note_read("words.pt", words)
     assert 0 < Opened.num <= 2 * 10
+
+
+def test_of_many_files_the_last_are_kept(worn, tmp_path):
+    model, loads = made(), worn.monitor._loads
+    for number in range(MAX_FILES + 2):
+        torch.save(made().state_dict(), tmp_path / f"{number}.pt")
+        model.load_state_dict(torch.load(tmp_path / f"{number}.pt"))
+    assert MAX_FILES == len(loads._files)
+    assert str(tmp_path / f"{MAX_FILES + 1}.pt") == step(worn, model)[0].files[-1]

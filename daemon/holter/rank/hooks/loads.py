@@ -47,15 +47,18 @@ class LoadProbe:
 
     def tell(self) -> None:
         """Training has begun: say what was loaded since the last time."""
-        names = {name for model in self._context.models for name, _ in model.parameters}
+        if self._unclaimed:
+            self._claim({name for model in self._context.models for name, _ in model.parameters})
+            self._unclaimed.clear()
+        if self._has_news:
+            self._has_news = False
+            told = Loaded(files=list(self._files), num_elements=self._num_elements)
+            self._context.writer.say(self._context.log.step, told)
+
+    def _claim(self, names: set[str]) -> None:
         for path, (held, num_elements) in self._unclaimed.items() if names else ():
             if 2 * len(held & names) >= len(names):
                 self._take(path, num_elements)
-        self._unclaimed.clear()
-        if self._has_news:
-            self._has_news = False
-            told = Loaded(files=list(self._files)[-MAX_FILES:], num_elements=self._num_elements)
-            self._context.writer.say(self._context.log.step, told)
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._context.guard.wrap(self._note_read, "any")
@@ -90,6 +93,7 @@ class LoadProbe:
     def _note_given(self, state: Any) -> None:
         places = set(islice(_places(state), MAX_TENSORS))
         path = next((path for place, path in self._read if place in places), "")
+        self._unclaimed.pop(path, None)
         self._take(path, sum(size for _, size in _named(state)))
 
     def _take(self, path: str, num_elements: int) -> None:
@@ -98,6 +102,8 @@ class LoadProbe:
         if path:
             self._files.pop(path, None)
             self._files[path] = None
+            if len(self._files) > MAX_FILES:
+                del self._files[next(iter(self._files))]
 
 
 def _named(state: Any) -> Iterator[tuple[str, int]]:
