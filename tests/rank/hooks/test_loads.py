@@ -104,3 +104,12 @@ def test_of_many_files_the_last_are_kept(worn, tmp_path):
         model.load_state_dict(torch.load(tmp_path / f"{number}.pt"))
     assert MAX_FILES == len(loads._files)
     assert str(tmp_path / f"{MAX_FILES + 1}.pt") == step(worn, model)[0].files[-1]
+
+
+def test_memory_that_is_used_again_is_not_the_files_any_more(worn):
+    memory, model = bytearray(4 * 8 * 8), made()
+    data = torch.frombuffer(memory, dtype=torch.float32)
+    worn.monitor._loads._note_read("data.pt", data)
+    del data
+    model.load_state_dict(made().state_dict() | {"0.weight": torch.frombuffer(memory, dtype=torch.float32).view(8, 8)})
+    assert [[]] == [told.files for told in step(worn, model)]

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from holter.rank.context import Context
 from holter.rank.framework import absolute
@@ -31,8 +32,8 @@ class LoadProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._read: deque[tuple[int, str]] = deque(maxlen=MAX_READ)
-        """Where a tensor lay when it had been read, and its file; the newest first."""
+        self._read: deque[tuple[int, str, StorageWeakRef]] = deque(maxlen=MAX_READ)
+        """Where a tensor lay when it had been read, its file, and its memory; the newest first."""
         self._files: dict[str, None] = {}
         self._num_elements = 0
         self._unclaimed: dict[str, tuple[frozenset[str], int]] = {}
@@ -85,14 +86,18 @@ class LoadProbe:
     def _note_read(self, source: Any, found: Any) -> None:
         path = absolute(source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", ""))
         if path:
-            self._read.extendleft((place, path) for place in islice(_places(found), MAX_TENSORS))
+            self._read.extendleft(
+                (tensor.data_ptr(), path, StorageWeakRef(tensor.untyped_storage()))
+                for tensor in islice(_placed(found), MAX_TENSORS)
+            )
             if len(self._unclaimed) < MAX_FILES:
                 state = dict(_named(found))
                 self._unclaimed[path] = frozenset(state), sum(state.values())
 
     def _note_given(self, state: Any) -> None:
-        places = set(islice(_places(state), MAX_TENSORS))
-        path = next((path for place, path in self._read if place in places), "")
+        places = {tensor.data_ptr() for tensor in islice(_placed(state), MAX_TENSORS)}
+        # Memory that was let go of may have been used again.
+        path = next((path for place, path, memory in self._read if place in places and not memory.expired()), "")
         self._unclaimed.pop(path, None)
         self._take(path, sum(size for _, size in _named(state)))
 
@@ -119,11 +124,11 @@ def _entries(thing: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
         yield from _entries(part, depth + 1)
 
 
-def _places(state: Any) -> Iterator[int]:
-    """Addresses of the tensors in a state, those that have one."""
+def _placed(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a state, those that have an address."""
     for part in islice(_parts(state), MAX_ENTRIES):
         if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided and part.numel():
-            yield part.data_ptr()
+            yield part
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
