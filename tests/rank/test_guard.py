@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 
 import pytest
 import torch
@@ -95,3 +96,28 @@ def test_a_standard_error_that_raises_is_no_reason_to_raise(monkeypatch):
     guard = Guard()
     guard.wrap(hook)()
     assert [1] == list(guard.failures.values()), "it is counted all the same"
+
+
+def test_a_thread_of_the_scripts_that_steps_inside_its_own_backward_is_not_the_training(worn):
+    """While the training waits for its backward pass."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    worn.monitor.add_model(first)
+    mine, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
+    first(torch.ones(1, 4)).sum().backward()
+    mine.step()
+
+    def train_second() -> None:
+        second.weight.register_post_accumulate_grad_hook(lambda _: other.step() and None)
+        second(torch.ones(1, 4)).sum().backward()
+
+    def meanwhile(_: torch.Tensor) -> None:
+        thread = threading.Thread(target=train_second)
+        thread.start()
+        thread.join()
+
+    output = first(torch.ones(1, 4))
+    output.register_hook(meanwhile)
+    output.sum().backward()
+    mine.step()
+    assert [mine] == worn.monitor.optimizers
+    assert 2 == len(worn.said(StepDone))

@@ -108,8 +108,15 @@ class Guard:
         if thread != "steps" or not self.is_in_backward or _graph_task() < 0:
             return False
         # Of several devices one: two threads at a time would not know of each other.
-        self._autograd = self._autograd or here
+        if self._autograd is None and not _is_scripts(here):
+            self._autograd = here
         return self._autograd == here
+
+
+def _is_scripts(thread: int) -> bool:
+    """Whether Python started it: then it computes a backward pass of its own."""
+    own = (each for each in threading.enumerate() if not isinstance(each, threading._DummyThread))  # noqa: SLF001
+    return any(each.ident == thread for each in own)
 
 
 class Patches:
