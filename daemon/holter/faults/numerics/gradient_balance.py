@@ -10,7 +10,8 @@ Why it matters
 
 False positives
     Modules that always differed (embeddings, heads, normalisation) are measured against their own beginning. Norms that all shrink
-    together, adapters that start at zero, and modules unfrozen later, which have no beginning to compare with, are silent.
+    together, adapters that start at zero, and modules unfrozen later, which have no beginning to compare with, are silent. What a
+    range test of the learning rate does is information.
 
 What to do
     See what feeds the named module: a loss term, a scale, a batch statistic that ran away.
@@ -23,6 +24,7 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from holter.faults.numerics.gradient_vanishing import Norms, gradient_norms
+from holter.faults.shared.range_test import apart_from_tests
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
@@ -63,6 +65,9 @@ class GradientBalance:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""
+        yield from apart_from_tests(window, self._judged)
+
+    def _judged(self, window: Window) -> Iterator[Finding]:
         checks = list(gradient_norms(window).items())[self.skip_checks :]
         if len(checks) < 3 * self.min_checks:
             return

@@ -11,7 +11,7 @@ Why it matters
 False positives
     A spike of a few steps that comes back is silent, as are norms that scatter threefold, norms that return to where they were at
     the start, the first twenty steps, a change of the number of micro-batches, and layers unfrozen on purpose, which raise the norm
-    but not the loss.
+    but not the loss. A range test of the learning rate breaks the loss on purpose: it is information.
 
 What to do
     Look for what changed at the first step named here: data, schedule, resumed state. Resume from a checkpoint before it.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
 
+from holter.faults.shared.range_test import apart_from_tests
 from holter.faults.shared.robust import Points, finite, levels, log_score, score
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
@@ -66,6 +67,9 @@ class GradientExplosion:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first onset."""
+        yield from apart_from_tests(window, self._judged)
+
+    def _judged(self, window: Window) -> Iterator[Finding]:
         name = "gradient_norm" if window.values("gradient_norm") else "clip.norm"
         norms = [(step, value) for step, value in finite(window.values(name)) if value > 0][-MAX_POINTS:]
         onset = self._onset([value for _, value in norms])

@@ -14,7 +14,8 @@ Why it matters
 False positives
     Warm-up rises by small factors. A cosine with restarts and a plateau scheduler return to a rate that was there before. A jump that
     leads to nothing, or to a loss that falls, is silent. Layers unfrozen, or another model trained, at the same step change the norm
-    at that very step, and are told apart by it.
+    at that very step, and are told apart by it. A range test, in which the rate rises by the same factor at every step over three
+    decades, is information.
 
 What to do
     Stop, correct the schedule, resume from a checkpoint that is older than the jump.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
+from holter.faults.shared.range_test import apart_from_tests
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, log_score, score
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Note, Window
@@ -98,6 +100,9 @@ class LearningRate:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first jump that had consequences, else steps that are too large."""
+        yield from apart_from_tests(window, self._judged)
+
+    def _judged(self, window: Window) -> Iterator[Finding]:
         for jump in self._jumps(finite(window.values("learning_rate"))):
             reactions = [
                 reaction

@@ -14,7 +14,7 @@ False positives
     A noisy loss with rare spikes that come back, a restart of the schedule, a loss that bounces near zero, and another model or other
     layers trained from some step on are silent, as is a loss that goes below zero by small steps. The loss of a policy is about zero
     whatever it learns, and rises with the distance from its reference: up to ten it is not judged, nor is a loss that began at zero.
-    Random labels have a plateau and deserve the information.
+    Random labels have a plateau and deserve the information, as does a range test of the learning rate.
 
 What to do
     Look first for a better-fitting cause: data, learning rate, gradients that do not arrive. This is what is left without one.
@@ -28,6 +28,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
+from holter.faults.shared.range_test import apart_from_tests
 from holter.faults.shared.robust import (
     BEYOND_RETURN,
     Points,
@@ -84,6 +85,9 @@ class LossTrend:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""
+        yield from apart_from_tests(window, self._judged)
+
+    def _judged(self, window: Window) -> Iterator[Finding]:
         losses = finite(window.values("loss"))
         rise = find_rise(losses, stay=self.stay)
         if rise is not None:

@@ -9,7 +9,7 @@ Why it matters
 
 False positives
     Losses of a step that a loss scaler skipped do not count. A loss that is NaN once, because a batch held no label that counts, is
-    reported as information, and so is one whose graph nobody could look at. A script that drops such batches before backward is not
+    reported as information, and so is one whose graph nobody could look at, or that a range test of the learning rate ends with. A script that drops such batches before backward is not
     seen at all.
 
 What to do
@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from holter.faults.numerics.nonfinite_values import is_outside, line_evidence, outputs_evidence
 from holter.faults.shared.logged_series import logged, plain
+from holter.faults.shared.range_test import apart_from_tests
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Spread, Window
@@ -49,6 +50,9 @@ class NonfiniteLoss:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """One finding: the first such step."""
+        yield from apart_from_tests(window, self._judged)
+
+    def _judged(self, window: Window) -> Iterator[Finding]:
         losses = window.values("loss")
         odd = [(step, spread) for step, spread in losses if spread.num_nonfinite]
         # NaN in what was applied is another detector's, and the better explanation.

@@ -1,0 +1,90 @@
+"""Range tests: a learning rate that is raised until the loss breaks, on purpose, to learn how high it may be.
+
+    1e-7, 1.26e-7, 1.58e-7, ... 0.8                 by the same factor at every step, over three decades
+    1e-7, 0.011, 0.022, ... 0.8                     by equal steps, the first of them a hundredfold
+
+A warm-up by equal steps begins with about one of them, and so comes to no hundredfold in its first.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from holter.faults.shared.robust import Points, finite
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+DECADES, MIN_RATES = 3, 10
+FIRST_FACTOR = 100.0
+"""Of a rise by equal steps, what its first one multiplies the rate by."""
+ALIKE = 0.05
+"""Share by which two steps of the schedule may differ and be the same."""
+FOLLOWING = 10
+"""Steps after it, in which the weights are put back and the first losses come."""
+
+
+class RangeTest(NamedTuple):
+    """Where it began, the step after which it has no effect, and the rates."""
+
+    first_step: int
+    last_step: int
+    low: float
+    high: float
+
+    def evidence(self) -> Evidence:
+        """The schedule that says so."""
+        return Evidence(
+            kind="schedule",
+            summary=f"the learning rate rose from {self.low:.3g} to {self.high:.3g} by the same amount at every step from {self.first_step} to "
+            f"{self.last_step}: a range test, which goes on until the loss breaks",
+            values={"first_step": self.first_step, "last_step": self.last_step, "low": self.low, "high": self.high},
+        )
+
+
+def range_test(window: Window) -> RangeTest | None:
+    """The newest one, or that which is going on."""
+    rates = [(step, rate) for step, rate in finite(window.values("learning_rate")) if rate > 0]
+    by_factor = _longest(rates, lambda one, two: math.log(two / one))
+    by_steps = _longest(rates, lambda one, two: two - one, FIRST_FACTOR)
+    return max((found for found in (by_factor, by_steps) if found), key=lambda one: one.last_step, default=None)
+
+
+def _longest(rates: Points, rise: Callable[[float, float], float], first_factor: float = 1.0) -> RangeTest | None:
+    """The newest run of rates of which each is as much above the one before as the others are."""
+    found, begin, usual = None, 0, 0.0
+    for place, ((step, one), (after, two)) in enumerate(pairwise(rates)):
+        now = rise(one, two) / (after - step)
+        if not abs(now - usual) <= ALIKE * usual:
+            begin, usual = place, now
+        (first_step, low), second = rates[begin], rates[begin + 1][1]
+        is_long = place + 2 - begin >= MIN_RATES and two >= 10**DECADES * low
+        if usual > 0 and is_long and second >= first_factor * low:
+            found = RangeTest(first_step, after, low, two)
+    return found
+
+
+def apart_from_tests(window: Window, judge: Callable[[Window], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a detector finds; what a range test brought about is information, and what came after it is judged by itself."""
+    found = list(judge(window))
+    test = range_test(window) if found else None
+    if test is None:
+        yield from found
+        return
+    until = test.last_step + FOLLOWING
+    if all(test.first_step <= one.first_step <= until for one in found):
+        later = replace(window, series=tuple(entry for entry in window.series if entry.step > until))
+        found = list(judge(later)) or [_remark(one, test) for one in found]
+    yield from found
+
+
+def _remark(found: Finding, test: RangeTest) -> Finding:
+    return msgspec.structs.replace(
+        found,
+        severity="info",
+        summary=f"{found.summary.removesuffix('.')}, in a range test of the learning rate.",
+        evidence=(*found.evidence, test.evidence()),
+    )
