@@ -167,3 +167,29 @@ def test_one_rank_alone_that_keeps_its_inputs_is_named() -> None:
     assert [] == judged([0.3] * 60)
     assert [] == judged([*(step / 70 for step in range(20)), *[1.0] * 17], spread=0.0), "a mask of full sequences"
     assert [] == judged([step / 70 for step in range(37)])
+
+
+@pytest.mark.parametrize("num", [2, 4])
+def test_positions_of_full_sequences_beside_other_tokens_are_no_kept_batch(num: int) -> None:
+    """Padded to the longest at first, then packed."""
+
+    def spread(values: list[float]) -> Spread:
+        low, high = min(values), max(values)
+        return Spread(sum(values) / num, low, high, values.index(low), values.index(high), num)
+
+    lengths = [[20.0 + step % 13 + 3 * rank for rank in range(num)] for step in range(20)] + [[64.0] * num] * 20
+    tokens = [[100 + math.sin(7 * step + 3 * rank) for rank in range(num)] for step in range(40)]
+    series = tuple(
+        StepNumbers(
+            step,
+            0,
+            {
+                "batch.position_ids.mean": spread(length),
+                "batch.position_ids.spread": spread(length),
+                "batch.input_ids.mean": spread(token),
+                "batch.input_ids.spread": spread([2 * one for one in token]),
+            },
+        )
+        for step, (length, token) in enumerate(zip(lengths, tokens, strict=True))
+    )
+    assert [] == list(EpochOrder().judge(made_window(world_size=num, series=series)))

@@ -5,11 +5,11 @@ from tests.made_up import made_window
 
 from holter.diagnosis import rank_causes
 from holter.faults.slowness.slow_stage import SlowStage
-from holter.faults.window import Note, Spread, StepNumbers
+from holter.faults.window import CensusChange, Note, Spread, StepNumbers
 from holter.records import Finding, StageTimes
 
 
-def judged(times_of) -> list[Finding]:
+def judged(times_of, changes=()) -> list[Finding]:
     """Four stages; `times_of(rank, report)` -> forward seconds of each of four micro-batches. Ten reports of eight steps of a second's length in all."""
     notes = [
         Note(
@@ -22,7 +22,7 @@ def judged(times_of) -> list[Finding]:
         for rank in range(4)
     ]
     series = tuple(StepNumbers(step, step, {"seconds": Spread(0.4, 0.4, 0.4, 0, 0, 4)}) for step in range(80))
-    return list(SlowStage().judge(made_window(world_size=4, series=series, notes=tuple(notes))))
+    return list(SlowStage().judge(made_window(world_size=4, series=series, notes=tuple(notes), changes=changes)))
 
 
 def test_a_stage_that_becomes_slow_is_named_with_its_rank():
@@ -52,3 +52,13 @@ def test_one_slow_micro_batch_is_named():
 )
 def test_what_is_meant_or_passes_is_silent(times_of):
     assert [] == judged(times_of)
+
+
+def test_a_stage_whose_layers_are_trained_from_then_on_has_more_to_do():
+
+    def times_of(rank, number):
+        return [0.06 if rank == 1 and number > 3 else 0.004] * 4
+
+    for step, is_said in ((32, False), (10, True)):
+        changes = (CensusChange(1, step, "block.weight", "requires_grad", "False", "True"),)
+        assert is_said == bool(judged(times_of, changes))

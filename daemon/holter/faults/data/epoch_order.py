@@ -87,19 +87,19 @@ class EpochOrder:
         """The newest steps at which the models of all ranks, or of one, were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
         told = (known for entry in reversed(window.series[-NEWEST:]) if (known := _inputs(entry)))
         last, before_last = [*itertools.islice(told, 2), {}, {}][:2]
-        for name in (name for name in last if name in before_last):
-            # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are.
-            if last[name] == before_last[name]:
-                if last[name][1].low > 0 and (run := self._same(window, name, None)):
-                    return dict.fromkeys(sorted(window.attached), run)
-                continue
-            extremes = sorted({rank for one in last[name] for rank in (one.low_rank, one.high_rank)})
-            same = [
-                rank for rank in extremes if (own := _own(last[name], rank)) and own == _own(before_last[name], rank)
-            ]
-            if found := {rank: run for rank in same if (run := self._same(window, name, rank))}:
-                return found
-        return {}
+        both = [name for name in last if name in before_last]
+        # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are. Positions and masks of sequences
+        # that are all full are the same at each step, beside others that are not.
+        if both and all(last[name] == before_last[name] for name in both):
+            runs = (self._same(window, name, None) for name in both if last[name][1].low > 0)
+            return dict.fromkeys(sorted(window.attached), run) if (run := next(filter(None, runs), [])) else {}
+        found: dict[int, list[int]] = {}
+        for rank in sorted({rank for name in both for one in last[name] for rank in (one.low_rank, one.high_rank)}):
+            known = [name for name in both if (own := _own(last[name], rank)) and own == _own(before_last[name], rank)]
+            if all(name in known or last[name] == before_last[name] for name in both):
+                runs = (self._same(window, name, rank) for name in known)
+                found |= {rank: run} if (run := next(filter(None, runs), [])) else {}
+        return found
 
     def _same(self, window: Window, name: str, rank: int | None) -> list[int]:
         """The newest steps at which this input was the same on this rank, on all if None, if it was others before."""

@@ -10,7 +10,8 @@ Why it matters
 
 False positives
     Stages that have more to do from the start are not called slow, nor are steps that became longer on all of them (longer sequences,
-    evaluation, a busy host). On a device the host's times say nothing, and nothing is judged.
+    evaluation, a busy host), nor is a stage if layers are trained, or are others, from then on. On a device the host's times say
+    nothing, and nothing is judged.
 
 What to do
     Look for what else runs on the named rank's host and for work that its stage alone began at that step.
@@ -74,7 +75,9 @@ class SlowStage:
         step_s = median([spread.mean for _, spread in window.values("seconds")] or [0.0])
         late = {rank: since for rank, reports in told.items() if (since := self._since(reports, step_s)) is not None}
         rank = max(late, key=lambda one: _excess_s(told[one], late[one]), default=None)
-        if rank is not None and self._are_others_same(told, rank, late[rank]):
+        if rank is None or _is_unfrozen(window, told[rank], late[rank]):
+            return
+        if self._are_others_same(told, rank, late[rank]):
             yield self._finding(rank, told[rank], late[rank], step_s)
 
     def _since(self, reports: Sequence[StageReport], step_s: float) -> int | None:
@@ -134,6 +137,16 @@ class SlowStage:
                 ),
             ),
         )
+
+
+def _is_unfrozen(window: Window, reports: Sequence[StageReport], since: int) -> bool:
+    """Whether stages got more to do then: layers that are trained have a backward pass, and so has what lies behind them."""
+    begin = reports[since - 1].step - reports[since - 1].times.num_steps
+    near = range(begin, reports[since].step + 1)
+    return any(
+        change.step in near and change.what in {"requires_grad", "new", "shape", "dtype"}
+        for change in window.models.changes
+    )
 
 
 def _excess(before: Sequence[StageReport], later: Sequence[StageReport]) -> dict[tuple[str, int], float]:
