@@ -32,6 +32,7 @@ from holter.records import (
     Rare,
     ScriptWarning,
     Skipped,
+    StageTimes,
     Table,
     Traffic,
     Vitals,
@@ -545,3 +546,13 @@ def test_what_is_a_rank_s_own_takes_no_place_from_what_is_compared() -> None:
         own = {f"state_before@own.{number}": rank for number in range(40)}
         book.add(done(rank, 0, own | {"gradients@tp#0": rank}), 0)
     assert book.window(10**12).tensors.classes["gradients@tp"].first_unequal_step == 0
+
+
+def test_notes_that_are_said_again_after_a_broken_connection_are_no_second_ones() -> None:
+    said = [
+        seen(0, step, StageTimes(stage=0, num_steps=8, forward_s=[math.nan], backward_s=[0.1])) for step in (7, 15, 23)
+    ]
+    window = feed((one, place) for place, one in enumerate([*said, *said[1:]]))
+    assert [7, 15, 23] == [note.step for note, _ in window.notes_of(StageTimes)]
+    other = msgspec.structs.replace(said[-1], at_ns=said[-1].at_ns + 1)
+    assert 4 == len(list(feed((one, place) for place, one in enumerate([*said, other])).notes_of(StageTimes)))

@@ -160,7 +160,7 @@ class Assembly:
                 self._blocks.add(rank, body.blocks, received_ns)
                 self._counts.add(rank, body.steps)
             case _ if isinstance(body, _RARE):
-                self._notes.add(Note(rank, observation.step, received_ns, body))
+                self._notes.add(Note(rank, observation.step, received_ns, body), observation.at_ns)
 
     def mark_unavailable(self, key: TableKey) -> None:
         """This table was asked for and cannot be had."""

@@ -10,7 +10,10 @@ Notes are in order of step, rank and the rank's own telling, which no interleavi
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
+
+import msgspec
 
 from holter.faults.window import Note
 from holter.records import (
@@ -59,6 +62,9 @@ MAX_FEEDS = 65_536
 MIN_LOADERS, MAX_LOADERS = 2, 16
 """Loaders kept of one rank. One that trained goes last."""
 
+MAX_RECENT = 64
+"""Notes of one rank that are known again: a connection that broke is followed by one on which the last seconds are said again."""
+
 NotePlace = tuple[int, int, int]
 """(step, rank, number of the note among those of the rank)"""
 PlacedNote = tuple[NotePlace, Note]
@@ -69,6 +75,8 @@ class RareNotes:
 
     def __init__(self) -> None:
         self._num_said: dict[int, int] = {}
+        self._recent: dict[int, deque[int]] = {}
+        """Rank -> marks of its newest notes."""
         self._tellers: set[int] = set()
         """Ranks that said something else than Feed."""
         self._newest: dict[type[Rare], list[PlacedNote]] = {kind: [] for kind in NEWEST}
@@ -78,8 +86,13 @@ class RareNotes:
         """Rank -> loader -> what is kept of it, the one heard of last at the end."""
         self._notes: tuple[Note, ...] | None = ()
 
-    def add(self, note: Note) -> None:
-        """Take one note in."""
+    def add(self, note: Note, said_ns: int) -> None:
+        """Take one note in, said at this moment of the rank's clock; one that is said again is no second one."""
+        recent = self._recent.setdefault(note.rank, deque(maxlen=MAX_RECENT))
+        mark = hash((note.step, said_ns, msgspec.msgpack.encode(note.body)))
+        if mark in recent:
+            return
+        recent.append(mark)
         self._notes = None
         number = self._num_said[note.rank] = self._num_said.get(note.rank, 0) + 1
         placed = ((note.step, note.rank, number), note)
@@ -98,6 +111,7 @@ class RareNotes:
         """What this rank said of this step and later ones did not happen, and its loaders are new ones."""
         self._notes = None
         self._feeds.pop(rank, None)
+        self._recent.pop(rank, None)
         if rank not in self._tellers:
             return
         self._tellers.discard(rank)
