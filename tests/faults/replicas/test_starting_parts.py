@@ -79,9 +79,13 @@ def test_a_rank_that_loaded_anothers_file_is_named(is_sharded):
     assert "wrong_weights_loaded" == rank_causes(finding)[0].cause
 
 
-def test_stages_that_take_the_same_layers_of_a_whole_file_are_named_but_the_first():
-    (finding,) = judged([(1, 2, 9)] * 4, files=["/run/model.pt"] * 4)
+@pytest.mark.parametrize("name", ["model.pt", "epoch_2.pt"])
+def test_stages_that_take_the_same_layers_of_a_whole_file_are_named_but_the_first(name):
+    (finding,) = judged([(1, 2, 9)] * 4, files=[f"/run/{name}"] * 4)
     assert (1, 2, 3) == finding.ranks
+    assert "warning" == finding.severity, (
+        "a model may have been made deeper by copies of its layers, and no run is stopped for it"
+    )
 
 
 def test_files_that_are_exchanged_are_seen_by_their_numbers():

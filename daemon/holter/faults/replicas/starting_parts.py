@@ -12,7 +12,8 @@ Why it matters
 
 False positives
     Constant tensors (norms at one, biases at zero) and modules called `expert` do not count: experts may be copies on purpose. A model
-    whose shards are the same by construction (a matrix that repeats its rows) would be reported if nearly all of it is so.
+    whose shards are the same by construction (a matrix that repeats its rows) would be reported if nearly all of it is so, and one that
+    was made deeper by copies of its layers is a warning: it is critical only where the files' numbers say it too.
 
 What to do
     Load on each rank the file or the layers of its own place in the mesh; give each shard a seed of its own. Start again.
@@ -253,8 +254,11 @@ def _odd(window: Window, told: Mapping[int, int]) -> tuple[int, ...]:
 def _twins(window: Window, step: int, pairs: Pairs, files: Mapping[int, str], *, was_loaded: bool) -> Finding:
     names = max(pairs.values(), key=len)
     everyone = tuple(sorted({rank for pair in pairs for rank in pair}))
+    # The number of a file that everybody has read is no rank's.
+    has_own = was_loaded and len(set(files.values())) > 1
     files = {rank: files[rank] for rank in everyone if rank in files}
-    odd = _wrong(window, pairs, files) if was_loaded else everyone
+    strangers = _by_number(window, everyone, files) if has_own else ()
+    odd = strangers or (tuple(sorted({two for _, two in pairs})) if was_loaded else everyone)
     from_files = "; ".join(f"rank {rank} loaded {PurePath(path).name}" for rank, path in files.items())
     what = f"{len(names)} tensors of {ranks_text(everyone)} are the same bit for bit ({named(names)})"
     values = {"pairs": [list(pair) for pair in pairs], "tensors": list(names[:20]), "axis": OWN}
@@ -269,16 +273,15 @@ def _twins(window: Window, step: int, pairs: Pairs, files: Mapping[int, str], *,
             Evidence(kind="fingerprint", summary=what, values=values),
             *([Evidence(kind="file", summary=from_files, values={"files": files})] if files else ()),
         ),
-        # From one seed: each learns the same until the data part them, which may be meant.
-        severity="critical" if was_loaded else "info",
+        # From one seed: each learns the same until the data part them, which may be meant. A model may have been made deeper by copies of its layers.
+        severity="critical" if strangers else "warning" if was_loaded else "info",
     )
 
 
-def _wrong(window: Window, pairs: Pairs, files: Mapping[int, str]) -> tuple[int, ...]:
-    """Of ranks that hold the same, those that have no right to it: whose file has another's number, else all but the first."""
-    everyone = sorted({rank for pair in pairs for rank in pair})
-    by_number = tuple(rank for rank in everyone if rank not in files or not _is_own_file(window, rank, files[rank]))
-    return by_number if 0 < len(by_number) < len(everyone) else tuple(sorted({two for _, two in pairs}))
+def _by_number(window: Window, everyone: tuple[int, ...], files: Mapping[int, str]) -> tuple[int, ...]:
+    """Of ranks that hold the same, those whose file has another's number; none if that tells them not apart."""
+    found = tuple(rank for rank in everyone if rank not in files or not _is_own_file(window, rank, files[rank]))
+    return found if len(found) < len(everyone) else ()
 
 
 def _parted(first_step: int, step: int, tie: Tie) -> Finding:
