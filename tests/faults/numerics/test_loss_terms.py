@@ -84,3 +84,13 @@ def test_one_term_alone_and_few_logs_are_silent() -> None:
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"loss_terms\.min_logs must be at least 3, got 1"):
         LossTerms(min_logs=1)
+
+
+def test_a_term_that_jumps_is_named_and_a_value_loss_whose_policy_finds_its_first_reward_is_not() -> None:
+    def jumps(step: int) -> float:
+        return 5.0 if step >= 40 else 0.01
+
+    (finding,) = judge(task=lambda _: 0.2, consistency=jumps)
+    assert 40 == finding.first_step
+    assert [] == judge(policy_loss=lambda step: 0.01 * (-1) ** step, value_loss=jumps)
+    assert judge(policy_loss=lambda step: 0.01 * (-1) ** step, kl=jumps)

@@ -95,9 +95,9 @@ class EpochOrder:
             return dict.fromkeys(sorted(window.attached), run) if (run := next(filter(None, runs), [])) else {}
         found: dict[int, list[int]] = {}
         for rank in sorted({rank for name in both for one in last[name] for rank in (one.low_rank, one.high_rank)}):
-            known = [name for name in both if (own := _own(last[name], rank)) and own == _own(before_last[name], rank)]
-            if all(name in known or last[name] == before_last[name] for name in both):
-                runs = (self._same(window, name, rank) for name in known)
+            kept = [name for name in both if (own := _own(last[name], rank)) and own == _own(before_last[name], rank)]
+            if all(name in kept or last[name] == before_last[name] for name in both):
+                runs = (self._same(window, name, rank) for name in kept)
                 found |= {rank: run} if (run := next(filter(None, runs), [])) else {}
         return found
 

@@ -14,7 +14,7 @@ False positives
     the first forty logs. A penalty beside a task is small by design, and a term that was trained down while another stayed is learned: both
     are silent. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too. A policy's
     surrogate is about zero whatever it teaches (advantages have a mean of zero, ratios are one): beside a term that takes both signs,
-    or one that is called so, magnitudes say nothing.
+    or one that is called so, magnitudes say nothing, and a value's loss jumps with the first reward that its policy finds.
 
 What to do
     Compare weights and scales of the terms; see that the small one still reaches the weights it is for.
@@ -35,6 +35,8 @@ from holter.records import Evidence, Finding
 PREFIX = "log.loss_terms."
 SURROGATE = re.compile(r"(^|[._])(policy|pg|actor|surrogate|ppo|grpo|reinforce|rl)([._]|$)")
 """Terms whose value says nothing of their gradient."""
+OF_RETURNS = re.compile(r"(^|[._])(value|vf|critic|q|td)([._]|$)")
+"""Beside a policy's, a term that is as large as its rewards: the first one that a policy finds makes it jump."""
 SMALL_BY_DESIGN = re.compile(r"(^|[._])(l1|l2|reg\w*|penalty|\w*decay|smooth\w*|aux\w*|z_loss|balanc\w*|prior)([._]|$)")
 """Terms that stand beside a task with a small weight: that the task outweighs them is meant."""
 MAX_LOGS = 400
@@ -92,7 +94,10 @@ class LossTerms:
     def _jumped(self, terms: Mapping[str, Points]) -> tuple[str, int, tuple[float, float]] | None:
         """(name, step, (before, after)) of a term whose weight was changed by much: by nothing that training does in a step."""
         rows = _common(terms)
+        has_policy = any(SURROGATE.search(_short(name)) for name in terms)
         for name in terms if len(rows) >= self.min_logs + LASTING else ():
+            if has_policy and OF_RETURNS.search(_short(name)):
+                continue
             own = [row[name] for row in rows]
             rest = [sum(row.values()) - row[name] for row in rows]
             top, before = max(own[: self.min_logs]), self.min_logs
