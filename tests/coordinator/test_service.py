@@ -280,7 +280,10 @@ async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordina
     window = again.coordinator.watched.assembly.window(0)
     assert frozenset({0}) == window.attached
     assert {0} == set(window.models.census)
-    assert list(range(1, 50)) == [view.step for view in window.steps]
+    steps = [view.step for view in window.steps]
+    # Step 0 was said so shortly before that it is said again; on a machine that takes seconds, not.
+    assert steps[0] <= 1
+    assert list(range(steps[0], 50)) == steps
     assert rank.uplink.reconnects >= 1
     assert 0 == rank.uplink.dropped
 

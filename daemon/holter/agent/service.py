@@ -259,6 +259,9 @@ class HostAgent:
     def took(self, sequence: int, num_lost: int = 0) -> None:
         """Likewise."""
 
+    async def begin_at(self, sequence: int) -> None:
+        """Likewise."""
+
     def caught_up(self) -> None:
         """Likewise."""
 

@@ -3,6 +3,7 @@
 A failed write is counted and logged once; it is never an error for the caller and never silent in the status.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -10,11 +11,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.05
+WRITTEN_S = 2.0
+"""So long is waited for what another coordinator may have to go on with."""
 MAX_WAITING = 4096
 """How many writes may wait; more are dropped and counted, because the disk hangs."""
 
@@ -66,6 +70,14 @@ class Disk:
             return False
         return True
 
+    async def written(self) -> None:
+        """Wait until all that was submitted is written; a disk that hangs holds nothing up for long."""
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        self.submit(partial(_call, loop, written.set))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_S):
+                await written.wait()
+
     def close(self, deadline_s: float) -> bool:
         """Finish what waits; False when the deadline came first."""
         try:
@@ -91,3 +103,8 @@ class Disk:
             logger.warning("cannot write to the run directory, incidents are kept in memory only: %s", reason)
         self.failures += 1
         self.last_failure = reason
+
+
+def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what)

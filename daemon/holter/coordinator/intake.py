@@ -128,6 +128,12 @@ class Intake:
         """So much of what the network keeps has been heard; written down behind what was heard."""
         self.taken, self.num_lost = sequence, num_lost
 
+    async def begin_at(self, sequence: int) -> None:
+        """Nothing of what the network keeps was heard up to here; on the disk before anybody is welcomed: whoever takes over reads on from there."""
+        self.took(sequence)
+        self.write_down(is_now=True)
+        await self._disk.written()
+
     def caught_up(self) -> None:
         """All that was said before this coordinator began has been heard."""
         self.has_caught_up = True
@@ -234,7 +240,7 @@ class Intake:
         """Where the time went so far, for a next life of the run and for whoever asks after its end."""
         self._disk.submit(partial(write_whole, self.run_dir / GOODPUT, as_json(self.wall_time.goodput(now_ns))))
 
-    def write_down(self) -> None:
+    def write_down(self, *, is_now: bool = False) -> None:
         """Write what arrived since the last time; many ranks that attach together make one write."""
         if not self._is_identity_written:
             self._is_identity_written = True
@@ -242,7 +248,7 @@ class Intake:
         if self.taken is not None and self.taken != self._written_taken:
             self._written_taken = self.taken
             self.write_own(Consumed(sequence=self.taken), clock.wall_ns(), is_now=False)
-        self.journal.flush(self._disk)
+        self.journal.flush(self._disk, is_now=is_now)
 
     def end(self, now_ns: int, steps: int | None = None) -> None:
         """Write the end down; nothing is written afterwards, for the run may have been started again."""

@@ -59,9 +59,6 @@ OPEN_DEADLINE_S = 5.0
 """How long making a directory may take; ranks stand and wait for it."""
 
 CARD_S = 1.0
-WRITTEN_S = 2.0
-"""An order waits so long for the disk, where another coordinator may have to go on with it."""
-
 LINGER_LOOK_S = 0.5
 
 RECKON_S = 10.0
@@ -345,21 +342,14 @@ class Coordinator:
     async def _carry_out(self, act: Act) -> None:
         """Do what a halt asks for; a disk may take its time, and reports are received meanwhile."""
         if isinstance(act, Tell):
-            await self._is_written()
+            if self._right is not None:
+                # Before anybody is told: whoever takes over must know of it.
+                await self.watched.disk.written()
             await self._listener.order(act.order, act.ranks)
             return
         task = asyncio.create_task(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _is_written(self) -> None:
-        """What was ordered is on the disk before anybody is told: whoever takes over must know of it. A disk that hangs holds nothing up for long."""
-        if self._right is not None:
-            loop, written = asyncio.get_running_loop(), asyncio.Event()
-            self.watched.disk.submit(partial(_call, loop, written.set))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITTEN_S):
-                    await written.wait()
 
     async def _open(self, step: int) -> None:
         run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.checkpoints.base_step, clock.wall_ns()
@@ -468,11 +458,6 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(what)
 
 
 def _settle_s(roster: Roster, limits: Limits) -> float:

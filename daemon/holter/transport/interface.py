@@ -99,6 +99,9 @@ class Receiver(Protocol):
     def took(self, sequence: int, num_lost: int = 0) -> None:
         """So much of it has been heard by now; so many messages were gone before they could be."""
 
+    async def begin_at(self, sequence: int) -> None:
+        """This coordinator begins anew, behind so much of it; returns when a successor would know."""
+
     def caught_up(self) -> None:
         """All that was said before this coordinator began has been heard."""
 

@@ -11,7 +11,8 @@ from tests.coordinator.conftest import SimulatedRank, eventually
 from tests.transport.nats.conftest import Place
 
 from holter import clock
-from holter.records import Nonfinite, Order
+from holter.coordinator.recovery import journal
+from holter.records import Consumed, Nonfinite, Order
 from holter.transport import wire
 from holter.transport.nats import frames
 from holter.transport.nats.line import NatsPlace, line_to
@@ -41,6 +42,10 @@ def tokens(ranks: list[SimulatedRank]) -> set[int]:
 async def test_what_is_said_while_nobody_leads_is_judged_by_the_successor_once(place: Place) -> None:
     first = place.coordinator()
     ranks = await trained(place)
+    found = [entry.observation.body for entry in journal.read(place.run_dir / "journal")]
+    assert any(isinstance(body, Consumed) for body in found), (
+        "from where on to read is written before anybody is welcomed"
+    )
     second = await place.standby()
     first.send(signal.SIGKILL)
     for step in range(3, 6):

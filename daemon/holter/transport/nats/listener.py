@@ -173,7 +173,8 @@ class NatsListener:
                 await self._hear_hellos(line)
             else:
                 self._tail.position = last
-                self._receiver.took(last)
+                # Nobody is welcomed before, and who is not says nothing yet: a successor reads all that is said to us, however short our life.
+                await self._receiver.begin_at(last)
             self._has_begun = True
         elif self._tail.position > last:
             logger.warning("the stream %s was made anew: what was in it is lost", self._subjects.stream)
