@@ -1,5 +1,6 @@
 """Fires on gradients that are all exactly zero; quiet on a loss that is solved, on one rank's zeros, and where float16 may have made them."""
 
+import math
 from collections.abc import Sequence
 
 from holter.diagnosis import top_cause
@@ -75,3 +76,19 @@ def test_gradients_that_are_cleared_before_the_optimizer_gets_them_are_as_good_a
     assert "what the optimizer was given" in finding.evidence[0].summary
     assert [] == judged([1.0] * 36)
     assert [] == judged([1.0, 0.0] * 18)
+
+
+def test_the_finite_part_of_gradients_that_are_no_numbers_is_no_zero() -> None:
+    no_number = Spread(math.nan, math.nan, math.nan, -1, -1, 2, 2)
+    ruined = {"loss": no_number, "gradient_norm": no_number}
+    fine = {"loss": Spread(0.5, 0.5, 0.5, 0, 1, 2), "gradient_norm": Spread(1.0, 1.0, 1.0, 0, 1, 2)}
+    zero = Spread(0.0, 0.0, 0.0, 0, 1, 2)
+    series = tuple(
+        StepNumbers(
+            step,
+            step,
+            {**fine, "norm.gradients": fine["gradient_norm"]} if step < 20 else {**ruined, "norm.gradients": zero},
+        )
+        for step in range(40)
+    )
+    assert [] == list(ZeroGradients().judge(made_window(series=series)))

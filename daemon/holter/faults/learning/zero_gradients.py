@@ -70,7 +70,7 @@ class ZeroGradients:
         during = [value for step, value in losses if step >= first]
         if before and not _is_sudden(before, losses, first) and not any(during):
             return
-        if _may_be_underflow(window, during):
+        if _may_be_underflow(window, during) or _is_any_nonfinite(window, first):
             return
         yield _finding(window, first, last, during, is_from_start=not before, is_given=name == NORMS[1])
 
@@ -84,6 +84,13 @@ def _is_sudden(before: list[tuple[int, Spread]], losses: list[tuple[int, float]]
     past = [abs(value) for step, value in losses if step < first]
     has_left = bool(past) and median(past[-NUM_BEFORE:]) >= STILL_LARGE * median(past[:NUM_BEFORE])
     return has_left and all(norm.low > 0 for _, norm in before[-NUM_BEFORE:])
+
+
+def _is_any_nonfinite(window: Window, first: int) -> bool:
+    """Whether losses or gradients stopped being numbers: of a tensor of NaN the finite part has norm zero."""
+    return any(
+        spread.num_nonfinite for name in ("loss", *NORMS) for step, spread in window.values(name) if step >= first
+    )
 
 
 def _may_be_underflow(window: Window, losses: list[float]) -> bool:
