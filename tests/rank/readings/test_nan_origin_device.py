@@ -68,12 +68,15 @@ class Job:
                 output - output.detach()
             ).sqrt().mean().backward() if where == "loss" else output.square().mean().backward()
 
-    def run(self, where: str, *, is_ahead: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def run(
+        self, where: str, *, is_ahead: bool, before_step: Callable[[], None] = lambda: None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Until the rank stands; what moves with a step, before and after it was asked about."""
         for number in range(AT + 6):
             self.step(number, where=where if number == AT else "")
             if not is_ahead:
                 fake_cuda.drain()
+            before_step()
             before = self._moving()
             try:
                 self.optimizer.step()
@@ -88,10 +91,11 @@ class Job:
         return [*kept, *(buffer.cpu().nan_to_num(-1.0) for buffer in self.model.buffers())]
 
 
-def origin(kind: str, where: str, *, is_ahead: bool = True, **job: int) -> Origin:
+def origin(kind: str, where: str, *, is_ahead: bool = True, is_told: bool = False, **job: int) -> Origin:
     worn, made = Worn(guard_wait_s=60.0), Job(kind, **job)
     worn.monitor.context.hold.agent = Agent()
-    before, after = made.run(where, is_ahead=is_ahead)
+    poll = worn.monitor.context.readings.poll
+    before, after = made.run(where, is_ahead=is_ahead, before_step=poll if is_told else lambda: None)
     assert all(map(torch.equal, before, after)), "a replay leaves nothing behind"
     assert {} == worn.monitor.context.guard.failures
     (told,) = worn.said(Origin)
@@ -105,6 +109,12 @@ def test_the_layer_is_named(kind: str, how: str) -> None:
     found = origin(kind, "layer", is_ahead=how == "ahead")
     assert ("1.0", "Root", True, True) == (found.module, found.module_class, found.is_input_finite, found.replayed)
     assert found.output_nans > 0
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_what_is_told_before_the_step_is_asked_about_once(kind: str) -> None:
+    found = origin(kind, "layer", is_ahead=False, is_told=True)
+    assert ("1.0", "Root", True) == (found.module, found.module_class, found.replayed)
 
 
 @pytest.mark.parametrize(("kind", "is_proven"), [("fused", False), ("foreach", True)])

@@ -99,6 +99,8 @@ class DeviceFlags:
             weakref.WeakKeyDictionary()
         )
         """What an optimizer has of ours, and what stood there before."""
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """The last step of each optimizer that its device decides on."""
         self._answers: deque[_Answer] = deque()
         self._num_given = 0
         self._left_out: LeftOut | None = None
@@ -127,6 +129,7 @@ class DeviceFlags:
             place.copy_(sticky, non_blocking=True)
         self._num_given += 1
         self._given[optimizer] = given, scalers
+        self._steps[optimizer] = step
         optimizer.found_inf = given
         while len(self._answers) >= NUM_SLOTS:
             # Its place is written again: whether it was the first bad one is not known any more, the next ones tell.
@@ -165,6 +168,10 @@ class DeviceFlags:
         given, before = self._given.get(optimizer, (None, None))
         found = getattr(optimizer, "found_inf", None)
         return before if found is given else found
+
+    def decides(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
+        """Whether it is left to the device what of this optimizer's step is applied: nothing, from the first bad one on."""
+        return self._steps.get(optimizer) == step
 
     def take_back_all(self) -> None:
         """A step raised, or nothing is watched any more."""

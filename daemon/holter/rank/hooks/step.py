@@ -90,7 +90,6 @@ class StepProbe:
         """The optimizer that steps, or stepped last."""
         self._is_applying = False
         self._is_straggler = False
-        self._was_batch_asked = False
         self._reporter = StepReporter(context)
         self._began = clock.monotonic_s()
         self._own_began = 0.0
@@ -310,12 +309,13 @@ class StepProbe:
     def _read_applied(self, optimizer: torch.optim.Optimizer, *, is_applied: bool = False) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
-        if self._context.log.now.suspects.is_applied:
+        now = self._context.log.now
+        # What its device leaves out is not in the weights, however soon the device tells of it: it is asked about once the rank stands.
+        if now.suspects.is_applied and not (is_applied and self._finite.flags.decides(optimizer, now.step)):
             self._ask_about_batch(is_applied=is_applied)
 
     def _ask_about_batch(self, *, is_applied: bool = False) -> None:
-        if not self._was_batch_asked:
-            self._was_batch_asked = True
+        if not self._context.log.now.suspects.is_questioned:
             self._batches.investigate(is_applied=is_applied)
 
     def is_torn(self) -> bool:
@@ -487,7 +487,7 @@ class StepProbe:
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.reading_s
         self._computed_began = context.guard.computed_s
         self._last, self._stepped = self._stepped, set()
-        self._was_batch_asked = self._is_straggler = False
+        self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()
         context.gradient_answers.clear()

@@ -102,6 +102,8 @@ class Suspects(msgspec.Struct):
     """Tensors of the batch in host memory that are not finite: by their nature, if the step turns out to be."""
     call: Any = None
     """The model's last call (`Inputs`), while a device decides on the step: should it leave it out, the call is replayed."""
+    is_questioned: bool = False
+    """Its batch was looked at, and its call replayed, as far as either could be."""
     is_skipped: bool = False
     """A scaler answers for the step: that it went on says nothing about its batch."""
 

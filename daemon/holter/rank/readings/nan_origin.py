@@ -68,7 +68,6 @@ class BatchBlameProbe:
         """Of this step: by the models' inputs, by the loaders."""
         self._leaves: list[batches.Leaf] = []
         """The last loader's batch."""
-        self._questioned_step = -1
         self._was: dict[str, str] = {}
         """Path of an input -> that of the tensor in the loader's batch which it was."""
 
@@ -100,7 +99,7 @@ class BatchBlameProbe:
     def investigate(self, *, is_applied: bool = False) -> None:
         """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
         context = self._context
-        self._questioned_step = context.log.step
+        context.log.now.suspects.is_questioned = True
         inputs = context.inputs.suspect or context.inputs.last
         bad = batches.read(tensors_of(inputs))
         if all(entry.name in self._healthy_steps for entry in bad):
@@ -116,7 +115,9 @@ class BatchBlameProbe:
             self._replay(inputs, context.log.now, is_applied=is_applied)
 
     def investigate_left_out(self, step: OpenStep) -> None:
-        """A device has left out a step, some steps ago: the weights are still those of its call."""
+        """A device has left out a step, some steps ago: the weights are still those of its call. One that was told of in time was asked about then."""
+        if step.suspects.is_questioned:
+            return
         is_sound = all(entry.name in self._healthy_steps for entry in step.suspects.inputs)
         if step.suspects.call is not None and is_sound and self._num_replays < MAX_REPLAYS:
             self._replay(step.suspects.call, step)
@@ -130,7 +131,7 @@ class BatchBlameProbe:
         """A step is about to be applied: its batch is complete."""
         self._claim()
         traced, step = self._context.inputs.trace, self._context.log.step
-        if traced is not None and self._questioned_step != step:
+        if traced is not None and not self._context.log.now.suspects.is_questioned:
             self._context.writer.say(step, _unquestioned(traced))
         if is_check and not self._context.log.now.suspects.tensors:
             self._survey()
