@@ -197,6 +197,8 @@ class Pages:
         assert self._ask_halt is not None
         why = self._ask_halt(reason, by)
         if why is None:
+            # Whoever asked would take the end of the last halt for the answer to this one.
+            self._renderings.forget("/status")
             self.page_state.timeline.note("halt", f"asked for by {by}: {reason}", self.page_state.now_ns(), "warning")
         return why
 

@@ -39,3 +39,7 @@ class Renderings:
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return made
+
+    def forget(self, name: str) -> None:
+        """Make a new one for whoever asks next: something happened that he will look for."""
+        self._kept.pop(name, None)

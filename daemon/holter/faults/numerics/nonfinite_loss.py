@@ -9,8 +9,8 @@ Why it matters
 
 False positives
     Losses of a step that a loss scaler skipped do not count. A loss that is NaN once, because a batch held no label that counts, is
-    reported as information, and so is one whose graph nobody could look at, or that a range test of the learning rate ends with. A script that drops such batches before backward is not
-    seen at all.
+    reported as information, and so is one whose graph nobody could look at, or that a range test of the learning rate ends with. A script
+    that drops such batches before backward is not seen at all.
 
 What to do
     Look at the raw loss of the first step named here, not at the logger's. If every step since is NaN, stop: the weights are gone.
