@@ -65,7 +65,7 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 	@echo && echo "\$$ holter page $(DEMO_RUN)" && if [ -n "$(KEEP)" ]; then $(BIN)/holter page $(DEMO_RUN); else echo "(make demo KEEP=1 serves the page of this run until Ctrl-C)"; fi
 
 # tests/run.py says in which parts, and tries at most three failed tests again.
-test: install system check  ## what CI runs: linters, types, and at least one real job for every mechanism; about 20 minutes on two shared cores
+test: install system check  ## what CI runs: linters, types, and at least one real job for every mechanism; 20 to 30 minutes on two shared cores
 	$(BIN)/python -m tests.run
 
 test-all: install system check fuzzer frameworks  ## everything, before a release: also what is marked `release`; about 45 minutes
