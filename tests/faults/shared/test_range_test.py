@@ -93,3 +93,13 @@ def test_a_warm_up_by_equal_steps_is_no_range_test() -> None:
 )
 def test_other_schedules_are_no_range_test(rates: list[float]) -> None:
     assert range_test(window_of(rates, [1.0] * len(rates), [1.0] * len(rates))) is None
+
+
+def test_rates_may_be_held_for_some_steps_each() -> None:
+    rates = [1e-7 * 2.0 ** (step // 5) for step in range(120)]
+    test = range_test(window_of(rates, [1.0] * 120, [1.0] * 120))
+    assert test is not None
+    assert (0, 115) == (test.first_step, test.last_step)
+    # Five levels are a staircase, no test.
+    stairs = [1e-5 * 10.0 ** (step // 20) for step in range(100)]
+    assert range_test(window_of(stairs, [1.0] * 100, [1.0] * 100)) is None

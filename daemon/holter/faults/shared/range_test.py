@@ -1,6 +1,6 @@
 """Range tests: a learning rate that is raised until the loss breaks, on purpose, to learn how high it may be.
 
-    1e-7, 1.26e-7, 1.58e-7, ... 0.8                 by the same factor at every step, over three decades
+    1e-7, 1.26e-7, 1.58e-7, ... 0.8                 by the same factor at every step, or every few, over three decades
     1e-7, 0.011, 0.022, ... 0.8                     by equal steps, the first of them a hundredfold
 
 A warm-up by equal steps begins with about one of them, and so comes to no hundredfold in its first.
@@ -47,7 +47,9 @@ class RangeTest(NamedTuple):
 
 def range_test(window: Window) -> RangeTest | None:
     """The newest one, or that which is going on."""
-    rates = [(step, rate) for step, rate in finite(window.values("learning_rate")) if rate > 0]
+    known = [(step, rate) for step, rate in finite(window.values("learning_rate")) if rate > 0]
+    # Each rate may be held for some steps.
+    rates = known[:1] + [later for earlier, later in pairwise(known) if later[1] != earlier[1]]
     by_factor = _longest(rates, lambda one, two: math.log(two / one))
     by_steps = _longest(rates, lambda one, two: two - one, FIRST_FACTOR)
     return max((found for found in (by_factor, by_steps) if found), key=lambda one: one.last_step, default=None)
