@@ -52,8 +52,47 @@ def test_a_log_that_ends_while_ranks_speak_accuses_nobody(tmp_path: Path, capsys
     (cut,) = diagnosed(capsys, tmp_path, whole + WATCHDOG.format(rank=4)[:150])
     assert [] == cut["causes"][0]["ranks"]
     assert cut["causes"][0]["confidence"] < 0.7
-    (named,) = diagnosed(capsys, tmp_path, whole)
+    (named,) = diagnosed(
+        capsys, tmp_path, f"{whole}terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
     assert [1] == named["causes"][0]["ranks"]
+    assert named["causes"][0]["confidence"] >= 0.7
+    # Nothing follows the watchdogs: rank 1 may only not have spoken yet.
+    (unsure,) = diagnosed(capsys, tmp_path, whole)
+    assert [1] == unsure["causes"][0]["ranks"]
+    assert unsure["causes"][0]["confidence"] < 0.7
+    # An operation that is cut off in its name is no other operation.
+    (cut,) = diagnosed(capsys, tmp_path, whole + WATCHDOG.format(rank=1).partition("EDUCE")[0])
+    assert "rank_missing_from_collective" == cut["causes"][0]["cause"]
+
+
+def test_a_count_of_the_run_is_its_step_beside_samples_of_an_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(
+        f"[Epoch 9 {4000 + 64 * i}/90000][Iteration {5100 + i}][Wall Clock 61.2s] Loss is {loss}. Current learning rate is 0.02.\n"
+        for i, loss in enumerate((1.2, 1.3, "Infinity", 1.25, 1.2))
+    )
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("info", 5102) == (found["severity"], found["first_step"])
+
+
+def test_an_overflow_before_the_first_bar_has_the_step_of_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(
+        f"{OVERFLOW.format(scale=1, next=1)}  0%|    | {i}/900 [00:40<2:40:10,  2.50it/s]\r" for i in range(31, 36)
+    )
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("every_step_skipped", 31) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_a_message_says_its_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = diagnosed(
+        capsys, tmp_path, "all is well\n[   21.09] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:894)\n"
+    )
+    assert "device_fault" == found["causes"][0]["cause"]
+    assert f"({tmp_path / 'run.log'}, line 2)" in found["causes"][0]["evidence"][0]["summary"]
 
 
 def test_what_the_launcher_says_is_found_in_a_joined_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("device_fault", Row("message", 0.60, "inference", seen=("is_device_error",), missing="the driver's log: `dmesg -T | grep -i xid`, and one run with `CUDA_LAUNCH_BLOCKING=1`")),
     ("rank_missing_from_collective", Row("message", 0.90, "observation", seen=("is_behind",))),
     ("rank_missing_from_collective", Row("message", 0.80, "documented", seen=("is_silent",))),
+    ("rank_missing_from_collective", Row("message", 0.60, "inference", seen=("is_maybe_silent",), missing="the rest of the log: it ends while the ranks complain, and the named ones may only not have spoken yet; or how many ranks the job had (`WORLD_SIZE`)")),
     ("rank_missing_from_collective", Row("message", 0.66, "inference", seen=("is_apart",), missing="whether the ranks speak of one process group: newer versions of torch name it in the same lines; or Flight Recorder dumps: `TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`")),
     ("rank_missing_from_collective", Row("message", 0.55, "inference", seen=("is_watchdog_stuck",), missing="where the process stands: `py-spy dump --native --pid PID` on that rank while it hangs")),
     ("interpreter_locked", Row("message", 0.50, "inference", seen=("is_watchdog_stuck",), missing="which thread holds the interpreter's lock: `py-spy dump --native --pid PID`")),

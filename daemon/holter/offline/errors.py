@@ -47,7 +47,7 @@ KINDS = (
          re.compile(r"DataLoader worker \(pid(?:\(s\))?\s*(?P<pid>[\d, ]+)\) (?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly)"), needs=True),
     Kind("shared_memory", ("unable to allocate shared memory", "insufficient shared memory", "unable to open shared memory object", "out of shared memory"), None),
     Kind("watchdog", ("Watchdog caught collective operation timeout",),
-         re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+)(?:, OpType=(?P<operation>\w+))?"
+         re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+)(?:, OpType=(?P<operation>\w+)(?=\W))?"
                     r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?(?:.*?Timeout\(ms\)=(?P<timeout>\d+))?"
                     r"(?:.*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+))?"), needs=True),
     Kind("watchdog_stuck", ("watchdog got stuck for", "Heartbeat monitor timed out"), re.compile(r"(?:Rank |\[Rank )(?P<rank>\d+)\]")),
@@ -75,7 +75,7 @@ KINDS = (
     Kind("overflow", ("OVERFLOW!", "Grad overflow on iteration", "Gradient overflow.", "overflow detected"),
          re.compile(r"(?:.*?[Aa]ttempted loss scale: (?P<scale>\d[\d.]*(?:e[+-]?\d+)?), (?:reducing to (?P<next>\d[\d.]*(?:e[+-]?\d+)?)|but hysteresis))?(?:.*?(?:[Rr]educ\w+|setting) loss scale to:? (?P<to>\d[\d.]*(?:e[+-]?\d+)?))?")),
     Kind("loss_stopped", ("Loss is nan, stopping", "Loss is inf, stopping", "loss is NaN, stopping", "NaN or Inf found in input tensor", "Loss became NaN", "Loss became infinite or NaN", "NaN loss encountered"), re.compile(r"(?:at iteration|at step|iteration)[= ](?P<at>\d+)")),
-    Kind("device_error", ("CUDA error:", "fallen off the bus", "NCCL WARN Cuda failure", "unhandled cuda error", "CUDA driver error"), re.compile(r"CUDA error: (?P<error>[^\n]*)")),
+    Kind("device_error", ("CUDA error:", "fallen off the bus", "RmInitAdapter failed", "NCCL WARN Cuda failure", "unhandled cuda error", "CUDA driver error"), re.compile(r"CUDA error: (?P<error>[^\n]*)")),
     Kind("root_cause", ("Root Cause (first observed failure)",), None),
     Kind("child_failed", ("exitcode  :", "exitcode:"), re.compile(r"exitcode\s*: (?P<code>-?\d+)\s*\(pid: (?P<pid>\d+)\)"), needs=True),
     Kind("process_failed", ("Signals.SIG", "failed (exitcode:"), re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+)|Signals\.(?P<signal>SIG\w+)")),
@@ -86,8 +86,8 @@ KINDS = (
 TRACEBACK = "Traceback (most recent call last)"
 SEARCHED = (
     b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"OUT_OF_MEMORY", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
-    b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off",
-    b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored", b"connectFullMesh", b"client socket", b"to connect", b"socketStartConnect",
+    b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off", b"RmInitAdapter",
+    b"Cuda failure", b"Signals.SIG", b"already at min", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored", b"connectFullMesh", b"client socket", b"to connect", b"socketStartConnect",
 )  # fmt: skip
 """In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
 _PREFIX = re.compile(
@@ -319,7 +319,8 @@ class ErrorReader:
                     "last_step": str(error.step),
                     "first_scale": values.get("first_scale", known.values.get("scale", "")),
                 }
-            self._errors[key] = replace(known, num_times=known.num_times + 1, values=values)
+            began = known.step if known.step >= 0 else error.step
+            self._errors[key] = replace(known, num_times=known.num_times + 1, step=began, values=values)
         elif len(self._errors) < MAX_ERRORS:
             self._errors[key] = error
         self._rows[key] = self._num_rows
@@ -344,9 +345,9 @@ class ErrorReader:
         made = [
             replace(error, num_rows_after=max(0, num_rows - self._rows[key])) for key, error in self._errors.items()
         ]
-        if _is_cut(self._tail):
+        if how := _how_cut(self._tail):
             made = [
-                replace(error, values={**error.values, "is_cut": "yes"})
+                replace(error, values={**error.values, how: "yes"})
                 if error.kind in {"watchdog", "work_status"}
                 else error
                 for error in made
@@ -354,10 +355,12 @@ class ErrorReader:
         yield from sorted(made, key=lambda error: error.line)
 
 
-def _is_cut(tail: tuple[str, str]) -> bool:
-    """Whether the log ends in the middle of what a watchdog says: the ranks that say nothing may have been about to."""
+def _how_cut(tail: tuple[str, str]) -> str:
+    """`is_cut`: the log ends in the middle of what a watchdog says, `is_last`: with a line of it, though the process ends with others: ranks that say nothing may have been about to."""
     end = tail[1].rstrip("\n")
-    return any("ProcessGroupNCCL" in line for line in tail) and end[-1:].isalpha()
+    if any("ProcessGroupNCCL" in line for line in tail) and end[-1:].isalpha():
+        return "is_cut"
+    return "is_last" if "ProcessGroupNCCL" in end else ""
 
 
 def _with_floor(error: LoggedError, known: LoggedError | None) -> LoggedError:

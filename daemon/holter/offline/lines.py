@@ -8,6 +8,7 @@ Pure: text in, numbers out.
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from holter.offline import naming
@@ -287,6 +288,9 @@ def _progress(line: str, row: LogRow, context: LineContext) -> None:
         row.epoch = context.epoch = float(found.group(1))
         if found.group(3):
             row.step, row.total, row.within_epoch = int(found.group(3)), int(found.group(4)), True
+            # `[Epoch 64 736512/1281167][Iteration 45457]`: samples of the epoch, and the run's own count.
+            if (counter := _COUNTER.search(line, found.end())) and int(counter.group(1)) != row.step:
+                row.step, row.total, row.within_epoch = int(counter.group(1)), None, False
     elif keras := _KERAS.match(line):
         row.step, row.total, row.within_epoch = int(keras.group(1)), int(keras.group(2)), context.epoch is not None
     if of := _OF.search(line):
@@ -318,6 +322,7 @@ def _scale(name: str, after: str) -> float:
     return next((factor for unit, factor in _UNIT.items() if after.startswith(unit)), 1.0)
 
 
+@lru_cache(maxsize=8192)
 def _meant(name: str) -> str:
     """Of the words before a number, those that name it: `INFO step` is `step`; times and speeds are nobody's loss."""
     parts = name.removesuffix(" value").split()

@@ -234,7 +234,8 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
         named = (
             f"{_listed(silent)} {'says' if len(silent) == 1 else 'say'} nothing while all others time out in {what}."
         )
-        return {"is_silent": True} | timed_out, silent, named, collective
+        is_last = len({error.file for error in spoke}) == 1 and any("is_last" in error.values for error in spoke)
+        return {"is_maybe_silent" if is_last else "is_silent": True} | timed_out, silent, named, collective
     why = "the log ends while the ranks still speak" if is_cut else "who is missing cannot be told from this log"
     return timed_out, (), f"{_listed(waiting)} timed out in {what}; {why}.", collective
 
@@ -293,7 +294,7 @@ def _evidence(error: LoggedError) -> Evidence:
     who = f"rank {error.rank}: " if error.rank is not None else ""
     return Evidence(
         kind="message",
-        summary=f"{who}{error.text}{times}",
+        summary=f"{who}{error.text}{times} ({error.file}, line {error.line})",
         values={
             "file": error.file,
             "line": error.line,

@@ -80,6 +80,7 @@ def test_every_fix_that_was_seen_to_fail_is_an_attempt_once():
 
     assert ["lower the rate", "clip", "decay"] == [one.what for one in known.attempts]
     assert "after 3 fixes" in known.lessons("nonfinite_input")
+    assert "Before a third" not in known.lessons("nonfinite_input")
     told = [incident("a", 1, settings={}), fix(2, "shuffle"), incident("b", 3, settings={}), fix(4, "drop the shard")]
     known = recall(told, incident("now", 20, settings={}))
     assert ["shuffle", "drop the shard"] == [one.what for one in known.attempts]
@@ -109,9 +110,9 @@ def test_the_third_fix_that_fails_stops_and_says_what_the_attempts_taught(tmp_pa
     memory.load()
     found = memory.recall(made, identity)
     assert 3 == found.strikes
-    text = to_text(found)
+    text = " ".join(to_text(found).split())
     assert "Stop: " in text
-    assert "All of them changed --lr" in text
+    assert "Before a third fix is tried: All of them changed --lr" in text
     assert "Seen before on 2026-11-01 in a" in text
     assert cause == found.causes[0].cause, "what this run shows by itself is not outvoted by earlier ones"
     assert ["slow_compute"] == [one.cause for one in found.hypotheses]

@@ -24,7 +24,7 @@ NAME = "memory.sqlite"
 MAX_RECALLED = 4000
 """Entries that are read; the newest."""
 MAX_STRIKES = 3
-"""After so many fixes that did not hold, the assumption itself is in doubt."""
+"""From so many times on the assumption itself is in doubt; after so many fixes nothing is left of it."""
 MAX_NAMED = 4
 FAILED = frozenset({"not_fixed", "worse"})
 Kind = Literal["incident", "fix", "note"]
@@ -96,7 +96,9 @@ class Recollection(msgspec.Struct, frozen=True, kw_only=True):
         taught = "; ".join(
             f"{number}. {one.what}: {one.came_back}" for number, one in enumerate(self.attempts, start=1)
         )
-        return f"Stop: {cause} came back after {len(self.attempts)} fixes ({taught}). {shared_assumption(self.attempts, cause)}"
+        num = len(self.attempts)
+        before = " Before a third fix is tried:" if num < MAX_STRIKES else ""
+        return f"Stop: {cause} came back after {num} fix{'es' if num > 1 else ''} ({taught}).{before} {shared_assumption(self.attempts, cause)}"
 
 
 def shared_assumption(attempts: Sequence[FixAttempt], cause: str) -> str:
