@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 
 GOODPUT = "goodput.json"
-"""In the run directory."""
+"""Name of the file in the run directory."""
 PARTS = {
     "progress": "steps that count: what is not known to have been lost",
     "start": "until every rank began its first step: processes, models, data sets",
@@ -27,44 +27,44 @@ PARTS = {
     "end": "from the last step to the end of the last rank",
     "down": "between two lives",
 }
-"""Each part, and what is in it."""
+"""The parts that the wall time is split into, each with a description for people."""
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a run: from its start to a restart, or to the end."""
 
     started_ns: int
-    """Since the epoch."""
+    """Start of the life, in nanoseconds since the epoch."""
     until_ns: int
-    """Its end, or how far it was looked at."""
+    """End of the life, or the moment up to which it has been analysed, in nanoseconds since the epoch."""
     base_step: int = 0
-    """Optimizer steps that were completed before it."""
+    """Optimizer steps that the run had completed before this life began."""
     steps: int = 0
-    """That it completed itself."""
+    """Optimizer steps that this life completed itself."""
     parts: dict[str, float] = {}
-    """Part -> seconds; together from `started_ns` to `until_ns`."""
+    """Seconds spent in each part; they add up to the time from `started_ns` to `until_ns`."""
 
     @property
     def wall_s(self) -> float:
-        """How long it has lasted."""
+        """Length of the life in seconds."""
         return (self.until_ns - self.started_ns) / 1e9
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """All lives together."""
+    """Where the wall time of a whole run went, over all its lives."""
 
     schema: int = 1
     wall_s: float
-    """From the start of the first life to the end of the last."""
+    """Seconds from the start of the first life to the end of the last."""
     ratio: float | None
-    """Share of it that made progress; None: nothing has happened yet."""
+    """Share of the wall time that made progress, 0 to 1; None if no time has passed yet."""
     parts: dict[str, float]
-    """Part -> seconds, every part."""
+    """Seconds spent in each part; every part of `PARTS` is present."""
     lives: list[Life]
 
 
 def goodput(lives: Sequence[Life]) -> Goodput:
-    """Over all lives, oldest first."""
+    """Add up the lives of a run, given oldest first; the gaps between them count as `down`."""
     parts = {name: sum(life.parts.get(name, 0.0) for life in lives) for name in PARTS}
     pauses = (later.started_ns - before.until_ns for before, later in pairwise(lives))
     parts["down"] += sum(max(0, pause) for pause in pauses) / 1e9
@@ -74,7 +74,7 @@ def goodput(lives: Sequence[Life]) -> Goodput:
 
 
 def in_words(found: Goodput, num_named: int = 3) -> str:
-    """`81 % of 2 h 10 min made progress (data 9 %, checkpoint 4 %, start 3 %)`; empty: nothing has happened yet."""
+    """Describe it in a line: `81 % of 2 h 10 min made progress (data 9 %, checkpoint 4 %)`. Empty if no time passed."""
     if found.ratio is None:
         return ""
     lost = sorted(((s, name) for name, s in found.parts.items() if name != "progress"), reverse=True)
@@ -85,7 +85,7 @@ def in_words(found: Goodput, num_named: int = 3) -> str:
 
 
 SMALLEST = 0.005
-"""Share below which a part is not named."""
+"""Parts that take less than this share of the wall time are not mentioned in words."""
 _HOUR_S, _MINUTE_S = 3600, 60
 
 

@@ -22,21 +22,21 @@ V = TypeVar("V")
 NO_SUBGROUP = -1
 MAX_DIGITS = 9
 Told = tuple[int, int, StepDone]
-"""(rank, when it was measured, its step)"""
+"""A rank, the wall-clock nanoseconds at which it measured the step, and the step."""
 
 
 class RootColumn(msgspec.Struct, frozen=True, array_like=True):
-    """The roots of one class, as each rank has them."""
+    """The root fingerprints of one class of tensors, one for each rank."""
 
     name: str
-    """Without the subgroup, if that is a number."""
+    """Name of the class, without the subgroup's number."""
     subgroups: list[int]
-    """What follows `#` in the name; -1: nothing."""
+    """Number after `#` in the name, for each rank; -1 if the name has none."""
     values: list[int]
 
 
 class StepsDone(msgspec.Struct, frozen=True, tag="steps", kw_only=True):
-    """What `StepDone` says, of several ranks. Fields without a column are equal on all of them."""
+    """The `StepDone` of one step from several ranks. Fields that are no column have the same value on all of them."""
 
     ranks: list[int]
     at_ns: list[int]
@@ -65,7 +65,7 @@ class StepsDone(msgspec.Struct, frozen=True, tag="steps", kw_only=True):
 
 
 def column(values: Sequence[T]) -> list[T]:
-    """One value for all, where they are the same to the bit."""
+    """Return the values as a column: a single value if all are the same to the bit, else one for each rank."""
     first = values[0]
     is_same = all(value == first for value in values) and (
         first != 0 or all(math.copysign(1, value) == math.copysign(1, first) for value in values)
@@ -74,17 +74,17 @@ def column(values: Sequence[T]) -> list[T]:
 
 
 def at(values: Sequence[V], index: int) -> V:
-    """The value of one rank."""
+    """Return the value of the rank at this index of a column."""
     return values[index] if len(values) > 1 else values[0]
 
 
 def full(values: list[V], num: int) -> list[V]:
-    """A value for each of so many ranks."""
+    """Expand a column to one value for each of `num` ranks."""
     return values if len(values) == num else values * num
 
 
 def kind(done: StepDone) -> Hashable | None:
-    """Steps of the same kind can be joined; None: this one travels as it is."""
+    """Return a key that is equal for steps that can be joined; None if this step must travel by itself."""
     if done.nonfinite:
         return None
     is_none = (done.loss is None, done.gradient_norm is None, done.learning_rate is None)
@@ -93,7 +93,7 @@ def kind(done: StepDone) -> Hashable | None:
 
 
 def join(parts: Sequence[Told]) -> StepsDone:
-    """One step of several ranks, all of one kind."""
+    """Join the steps of several ranks, which must all have the same `kind`."""
     steps = [done for _, _, done in parts]
     first = steps[0]
     return StepsDone(
@@ -115,7 +115,7 @@ def join(parts: Sequence[Told]) -> StepsDone:
 
 
 def apart(joined: StepsDone) -> Iterator[Told]:
-    """What each rank said."""
+    """Yield each rank's own step again, undoing `join`."""
     for index, rank in enumerate(joined.ranks):
         done = StepDone(
             seconds=at(joined.seconds, index),
@@ -136,20 +136,23 @@ def apart(joined: StepsDone) -> Iterator[Told]:
 
 
 def split(name: str) -> tuple[str, int]:
-    """The class that a root is of, and the number of its subgroup.
+    """Split the name of a root into the class of tensors and the number of the subgroup.
 
     >>> split("gradients@replicate#3"), split("frozen")
     (('gradients@replicate', 3), ('frozen', -1))
     """
     stem, _, number = name.partition("#")
-    # Only what can be put together again: "#03" is a name of its own.
+    # Only a number that `root_name` would write the same way: "#03" belongs to the name.
     is_number = len(number) <= MAX_DIGITS and number.isascii() and number.isdecimal() and number == str(int(number))
     return (stem, int(number)) if is_number else (name, NO_SUBGROUP)
 
 
 @lru_cache(maxsize=65_536)
 def root_name(name: str, subgroup: int) -> str:
-    """As the rank itself said it; there are as many as subgroups, and each is asked for at every step."""
+    """Return the name of a root as the rank itself reported it.
+
+    Cached: there are as many names as subgroups, and each is asked for at every step.
+    """
     return name if subgroup == NO_SUBGROUP else f"{name}#{subgroup}"
 
 

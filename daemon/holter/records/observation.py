@@ -1,6 +1,7 @@
-"""Observations: what a sidecar sees of its rank from outside, what the coordinator notes of itself, and the record that carries all of it.
+"""Observations made from outside the rank, the coordinator's notes on itself, and the record that carries them all.
 
-From outside: progress, process, collectives, device, its end. What a rank says of itself is in `rank`, its part of a halt in `halting`.
+A sidecar observes its rank's progress, process, collectives, device and end. What a rank reports of itself is in
+`rank`, what it reports in a halt in `halting`.
 """
 
 import enum
@@ -41,7 +42,8 @@ from holter.records.rank import (
 )
 
 ExamDepth = Literal["quick", "native"]
-"""`quick`: the process, the recorder, Python stacks. `native`: stacks through native code as well, a second more."""
+"""`quick`: the state of the process, the Flight Recorder and Python stacks. `native`: stacks through native code as
+well, which takes a second more."""
 
 
 class Phase(enum.IntEnum):
@@ -55,24 +57,25 @@ class Phase(enum.IntEnum):
     CHECKPOINT = 5
     EVALUATION = 6
     OTHER = 7
-    """Between two hooks: the script's own code."""
+    """The script's own code, between two hooks."""
 
 
 LEFT = "destroy_process_group()"
-"""Of a rank that has left its process group in order, and still runs."""
+"""Text of the farewell of a rank that has left its process group in order and still runs."""
 
 
 class Farewell(msgspec.Struct, frozen=True, tag="farewell", kw_only=True):
-    """What a rank says when its interpreter ends and knows why."""
+    """The reason that a rank gives for its end, if its interpreter ends in a way that it can see."""
 
     kind: Literal["end", "exception", "interrupt", "exit"]
-    """`exit`: by `os._exit`, past everything that Python does at an end."""
+    """`exit` means `os._exit`, which skips everything that Python does at an end."""
     text: str
-    """Exception type and message; `os._exit(3)`; `sys.exit(3)`; empty for an ordinary end; LEFT, before any of them."""
+    """Exception type and message, `os._exit(3)` or `sys.exit(3)`; empty for an ordinary end; LEFT if the rank has left
+    its process group but still runs."""
     where: str
-    """File, line and function of the innermost frame, whoever's code it is."""
+    """File, line and function of the innermost frame, in whichever package it is."""
     own: list[str] = []
-    """Frames of the script's own code, the innermost first: `/home/me/train.py:41 in main: loss = criterion(x, y)`."""
+    """Frames of the user's script, innermost first: `/home/me/train.py:41 in main: loss = criterion(x, y)`."""
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
@@ -80,7 +83,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
 
     pid: int
     exit_code: int | None
-    """None where the parent reaped it before anyone could look."""
+    """None if another process collected the exit code before the sidecar could read it."""
     signal: int | None
     out_of_memory: bool
     last_step: int
@@ -89,64 +92,67 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """One collective, or one message between two ranks, as PyTorch's Flight Recorder has it."""
+    """One collective, or one message between two ranks, as recorded by PyTorch's Flight Recorder."""
 
     group: str
-    """Name of the process group: the same on all its ranks."""
+    """Name of the process group, the same on all its ranks."""
     sequence: int
-    """Counts the collectives of a group, or its messages if `is_p2p`: matching calls of two ranks have the same number."""
+    """Number of the collective within its group, or of the message if `is_p2p`; matching calls on two ranks have the
+    same number."""
     operation: str
-    """`all_reduce`, `barrier`, `send`: without the backend's name."""
+    """Name without the backend: `all_reduce`, `barrier`, `send`."""
     sizes: tuple[tuple[int, ...], ...]
-    """Sizes of the inputs."""
+    """Shape of each input."""
     dtypes: tuple[str, ...]
     created_ns: int
-    """Wall clock of the rank's host when the rank entered it."""
+    """When the rank entered the call, by its host's wall clock."""
     is_retired: bool
-    """The recorder has let go of it: it is over."""
+    """Whether the recorder has marked the call as over."""
     state: Literal["scheduled", "started", "completed"] = "scheduled"
-    """Stays `scheduled` on gloo."""
+    """Progress of the call; on gloo it stays `scheduled`."""
     is_p2p: bool = False
     started_ns: int = 0
-    """0: unknown, as on gloo."""
+    """When the device started it, in nanoseconds; 0 if unknown, as on gloo."""
     completed_ns: int = 0
     output_sizes: tuple[tuple[int, ...], ...] = ()
     output_dtypes: tuple[str, ...] = ()
     record: int = 0
-    """Counts all calls of the rank."""
+    """Number of the call among all calls of this rank."""
     lines: tuple[str, ...] = ()
-    """The script's own lines that made it, innermost first: `/home/me/train.py:41 in main`; empty: not asked for."""
+    """Lines of the user's script that led to the call, innermost first: `/home/me/train.py:41 in main`; empty if they
+    were not requested."""
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's Flight Recorder."""
+    """The content of one rank's Flight Recorder."""
 
     groups: list[Group]
     calls: list[Call]
-    """Oldest first; the newest of them where they are too many."""
+    """Calls, oldest first; only the newest if there are too many."""
     taken_ns: int
-    """When it was copied."""
+    """When the recorder was copied, in nanoseconds since the epoch."""
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's process, as the kernel shows it."""
+    """State of a rank's process, as the kernel reports it."""
 
     state: Literal["running", "sleeping", "uninterruptible", "stopped", "traced", "frozen", "zombie", "gone", "unknown"]
-    """Of the main thread."""
+    """State of the main thread."""
     cpu_s: float
-    """Processor time of all threads since the start."""
+    """Processor time of all threads since the process started, in seconds."""
     cpu_share: float
-    """Of one core, over the last second or so; NaN: not known."""
+    """Share of one core used during the last second or so; NaN if not known."""
     wait_channel: str = ""
-    """Where in the kernel the main thread sleeps."""
+    """Name of the kernel function in which the main thread sleeps."""
     stopped_s: float = 0.0
-    """For how long it has been stopped, traced, frozen or uninterruptible without a break."""
+    """Seconds for which it has been stopped, traced, frozen or uninterruptible without a break."""
     pressure: dict[str, float] = {}
-    """Of the host: share of the last ten seconds in which some task waited for `cpu`, `memory` or `io`, 0 to 1."""
+    """Pressure on the host: share of the last ten seconds (0 to 1) in which some task waited for `cpu`, `memory` or
+    `io`."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a stack."""
+    """One frame of a stack."""
 
     function: str
     file: str
@@ -155,66 +161,69 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
-    """One thread of a rank."""
+    """The stack of one thread of a rank."""
 
     name: str
     is_main: bool
     owns_lock: bool
-    """The interpreter lock."""
+    """Whether the thread holds the interpreter lock."""
     is_active: bool
-    """On a processor, not waiting."""
+    """Whether the thread runs on a processor instead of waiting."""
     frames: list[Frame]
-    """Innermost first."""
+    """Frames, innermost first."""
     work: str = ""
-    """Of a pipeline's stage: `forward pass of micro-batch 2`."""
+    """What a pipeline stage was computing: `forward pass of micro-batch 2`; empty if it is none."""
 
 
 class Exam(msgspec.Struct, frozen=True, tag="exam", kw_only=True):
-    """A sidecar's examination of its rank from outside, on request or because the rank is dying."""
+    """A sidecar's examination of its rank from outside, made on request or because the rank is dying."""
 
     reason: Literal["asked", "death", "last_breath"]
     asked_ns: int = 0
-    """What the request said; 0: nobody asked."""
+    """`asked_ns` of the request that this answers; 0 if nobody asked."""
     depth: ExamDepth = "quick"
     phase: Phase = Phase.OTHER
     micro_step: int = 0
     waited_s: float = 0.0
-    """Since the rank last moved on."""
+    """Seconds since the rank last made progress."""
     process: ProcessState | None = None
     stacks: list[ThreadStack] = []
     stack_error: str = ""
     is_lock_free: bool | None = None
-    """Whether the interpreter answered a question within a second; None if it could not be asked."""
+    """Whether the interpreter answered within a second, so that its lock is free; None if it could not be asked."""
     flight: Flight | None = None
     flight_error: str = ""
     statistics: dict[str, float] = {}
-    """The rank's last report of itself: step, loss, gradient_norm, seconds, learning_rate."""
+    """The last figures that the rank reported: step, loss, gradient_norm, seconds, learning_rate."""
 
 
 class LastCalls(msgspec.Struct, frozen=True, tag="last_calls", kw_only=True):
-    """The recorder's content that a rank leaves when it knows that it is about to end; the sidecar makes an Exam of it and sends that."""
+    """The Flight Recorder's content, left by a rank that is about to end. The sidecar turns it into an Exam and sends that."""
 
     dump: bytes
-    """The recorder's own JSON, of its newest calls."""
+    """The recorder's own JSON of its newest calls."""
     is_orderly: bool = False
-    """An ordinary end: it is the last copy, one like those before it."""
+    """Whether the rank ends in the ordinary way; then this is only the last of its regular copies."""
 
 
 class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):
-    """A rank has not moved for longer than usual; its sidecar sends this when a tier begins, and when the rank moves again."""
+    """A rank has not moved for longer than usual.
+
+    Its sidecar sends this when a tier begins, and again when the rank moves on.
+    """
 
     tier: Literal["suspect", "overdue", "moved"]
     phase: Phase
     micro_step: int
     waited_s: float
     deadline_s: float
-    """After which this tier begins, in this phase."""
+    """Seconds of standstill after which this tier begins in this phase."""
     because: str
-    """Where the deadline comes from: `longest of 43 in forward was 0.06 s`."""
+    """How the deadline was derived, for people: `longest of 43 in forward was 0.06 s`."""
     num_steps: int | None = None
-    """Optimizer steps that its sidecar has seen; None if not known."""
+    """Optimizer steps that the sidecar has seen; None if not known."""
     has_evaluated: bool = False
-    """A whole evaluation was seen, so it is known how long one takes."""
+    """Whether a whole evaluation was seen, so that its usual duration is known."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, array_like=True):
@@ -222,134 +231,142 @@ class StepCalls(msgspec.Struct, frozen=True, array_like=True):
 
     step: int
     data_s: float
-    """What the rank spent in its data loader in this step."""
+    """Seconds that the rank spent in its data loader in this step."""
     calls: list[tuple[str, int, int]]
-    """(group, sequence, microseconds since the record's `base_ns`); a choice, the same on all ranks."""
+    """(group, sequence, microseconds since the record's `base_ns`) of selected collectives; the selection is the same
+    on all ranks."""
     lasts: dict[str, int] = {}
-    """Group -> the last number that was entered in this step; of the groups of `calls`."""
+    """Last sequence number that was entered in this step, for each group in `calls`."""
 
 
 class CallBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A run of collectives of one group, as one number: ranks whose calls agree have the same."""
+    """Digest of a run of collectives of one group: ranks that made the same calls have the same digest."""
 
     group: str
     block: int
-    """Sequence numbers from block * flight.BLOCK_CALLS on."""
+    """Number of the block; it starts at sequence number block * flight.BLOCK_CALLS."""
     digest: int
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", kw_only=True):
-    """What is new in a rank's recorder, small enough to be sent every few seconds."""
+    """What is new in a rank's Flight Recorder since the last report, small enough to be sent every few seconds."""
 
     base_ns: int
     steps: list[StepCalls]
     blocks: list[CallBlock] = []
     clock_offset_ns: int = 0
-    """Add this to the host's clock to get the coordinator's."""
+    """Nanoseconds to add to the host's clock to get the coordinator's."""
     clock_error_ns: int = 0
-    """The offset is known to plus or minus this."""
+    """Uncertainty of the offset, plus or minus, in nanoseconds."""
     pressure: float = 0.0
-    """Share of the last ten seconds in which some task of this host waited for a processor, 0 to 1."""
+    """Share of the last ten seconds (0 to 1) in which some task of this host waited for a processor."""
 
 
 class Device(msgspec.Struct, frozen=True, tag="device", kw_only=True):
-    """An accelerator's readings; sent when something about them changed. What is None was not told by its driver."""
+    """Readings of an accelerator, sent when one of them changed. A reading that its driver does not offer is None."""
 
     uuid: str
     throttled_by: list[str]
-    """`thermal`, `power`, `hardware`; empty if the clock is not held down."""
+    """Reasons for a reduced clock: `thermal`, `power`, `hardware`; empty if the clock is not reduced."""
     clock_mhz: float | None = None
     clock_limit_mhz: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     memory_used_bytes: int | None = None
-    """By every process that uses it."""
+    """Memory used by all processes on the device."""
     memory_total_bytes: int | None = None
     name: str = ""
-    """Of the model."""
+    """Name of the model."""
     index: int | None = None
-    """As its driver counts the devices of the host."""
+    """Number that the driver gives to the device on its host."""
     address: str = ""
-    """On the bus, as the kernel writes it: `0000:3b:00.0`."""
+    """Address on the bus, as the kernel writes it: `0000:3b:00.0`."""
     parent: str = ""
-    """Of a part of a device (MIG): the UUID of the whole one, whose heat and errors these are."""
+    """For a part of a device (MIG): the UUID of the whole device, whose temperature and errors are given here."""
     is_assumed: bool = False
-    """The rank did not say which device it uses: this is the one that its local rank would have."""
+    """Whether the device is a guess from the local rank, because the rank did not say which one it uses."""
     states: list[str] = []
-    """What is wrong with it now: `lost`, `reset_required`, `row_remap_pending`, `row_remap_failed`, `page_retirement_pending`."""
+    """What is wrong with the device now: `lost`, `reset_required`, `row_remap_pending`, `row_remap_failed`,
+    `page_retirement_pending`."""
     counters: dict[str, int] = {}
-    """Errors as its driver counts them, since it was loaded or in the device's life: `ecc_uncorrected`, `pcie_replays`."""
+    """Errors counted by the driver, since it was loaded or over the device's life: `ecc_uncorrected`,
+    `pcie_replays`."""
     grown: dict[str, int] = {}
-    """By how much they have grown since this run's sidecar first read them; without what has not."""
+    """Growth of each counter since this run's sidecar first read it; counters that have not grown are left out."""
     recent: dict[str, int] = {}
-    """The same within the last ten minutes."""
+    """Growth of each counter within the last ten minutes."""
     throttled_s: dict[str, float] = {}
-    """For how long each reason of `throttled_by` has held without a break."""
+    """Seconds for which each reason in `throttled_by` has held without a break."""
     age_s: float = 0.0
-    """How old the reading was when it was sent: the last one before the rank ended."""
+    """Seconds between the reading and its sending; for the last reading before the rank ended."""
 
 
 class DeviceEvent(msgspec.Struct, frozen=True, tag="device_event", kw_only=True):
-    """A device's driver, or the kernel of its host, reported a fault."""
+    """A fault reported by a device's driver or by the kernel of its host."""
 
     uuid: str
-    """Empty: it is the host's own."""
+    """UUID of the device; empty if the fault is the host's own."""
     kind: Literal["xid", "memory", "machine"]
-    """An Xid of NVIDIA's driver; memory of the host, or of another maker's device, that cannot be corrected; a machine check."""
+    """`xid`: an Xid of NVIDIA's driver. `memory`: uncorrectable memory error of the host or of another maker's device.
+    `machine`: a machine check."""
     source: Literal["driver", "kernel"]
     xid: int = 0
     text: str = ""
-    """The kernel's own line."""
+    """The kernel's own log line."""
     is_assumed: bool = False
-    """As of `Device`."""
+    """Whether the device is a guess from the local rank, as in `Device`."""
 
 
 Watched = Overdue | Exam | Traffic | LastCalls
-"""What a sidecar reports of its rank's progress and collectives."""
+"""What a sidecar reports about its rank's progress and collectives."""
 
 
 class SightLost(msgspec.Struct, frozen=True, tag="sight_lost", kw_only=True):
-    """holter cannot see something. Never to be taken for health."""
+    """Something that holter cannot observe at present. It must never be read as health."""
 
     what: str
     dropped: int
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable", kw_only=True):
-    """A table was asked for and is not available; the coordinator writes this into its own journal."""
+    """A requested table is not available; the coordinator writes this into its own journal."""
 
     tensor_class: str
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged", kw_only=True):
-    """The coordinator judged all it had received; in its own journal, so that a replay judges at the same moments."""
+    """The coordinator judged everything it had received.
+
+    Kept in its own journal, so that a replay judges at the same moments.
+    """
 
     is_final: bool = False
     is_news: bool = True
-    """Incidents were opened or better explained. A coordinator that is started again judges at these moments only."""
+    """Whether incidents were opened or better explained. A restarted coordinator judges again at these moments only."""
     closed: tuple[str, ...] = ()
-    """Incidents that were over by then: what is found later is a new one, also for a coordinator that was started since."""
+    """Incidents that were over by then; what is found later is a new incident, for a restarted coordinator too."""
 
 
 class Unexamined(msgspec.Struct, frozen=True, tag="unexamined", kw_only=True):
-    """A rank was to be examined and its sidecar did not answer."""
+    """A rank was to be examined, but its sidecar did not answer."""
 
     asked_ns: int
 
 
 class Seated(msgspec.Struct, frozen=True, tag="seated", kw_only=True):
-    """A sidecar speaks for this rank; in the coordinator's own journal, so that one that is started again keeps its place for it."""
+    """A sidecar has taken the place of this rank; journalled so that a restarted coordinator keeps the place for it."""
 
     digest: bytes
-    """Of the sidecar's key."""
+    """Digest of the sidecar's key."""
 
 
 class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
-    """The line to a rank's sidecar changed its state."""
+    """The connection to a rank's sidecar changed its state."""
 
     state: Literal["connected", "closed", "silent"]
-    """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
+    """`closed`: the other side closed it because its process ended. `silent`: nothing arrives any more, but nobody
+    closed it."""
 
 
 Rare = (
@@ -371,11 +388,11 @@ Rare = (
     | Device
     | DeviceEvent
 )
-"""Records that a window keeps unchanged, up to a limit of each kind."""
+"""Records that a window keeps as they are, up to a limit for each kind."""
 
 
 class Consumed(msgspec.Struct, frozen=True, tag="consumed", kw_only=True):
-    """How far the coordinator has read what the network keeps; in its own journal, so that its successor goes on there."""
+    """Position up to which the coordinator has read the broker's stream; journalled so that its successor continues there."""
 
     sequence: int
 
@@ -408,10 +425,10 @@ Body = (
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank, or the sidecar that watches it, measured."""
+    """One record of what a rank, or the sidecar that watches it, measured."""
 
     rank: int
     step: int
     at_ns: int
-    """Wall clock of the host that observed, nanoseconds since the epoch."""
+    """When it was observed, by the wall clock of the observing host, in nanoseconds since the epoch."""
     body: Body

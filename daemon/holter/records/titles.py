@@ -1,4 +1,4 @@
-"""What people call a cause, and its slug beside it.
+"""Titles of causes for people: words instead of slugs.
 
 >>> titled("nonfinite_input")
 'Non-finite input (nonfinite_input)'
@@ -13,15 +13,15 @@ WORDS = {
     "uninitialised": "not initialised",
     "unreduced": "not reduced",
 }
-"""Words that a slug spells otherwise than people do."""
+"""Words that people spell differently from the slug."""
 
 
 def title(slug: str) -> str:
-    """The words of a slug as a person writes them."""
+    """Return the title of a slug, as a person would write it."""
     words = " ".join(WORDS.get(word, word) for word in slug.split("_"))
     return words[:1].upper() + words[1:]
 
 
 def titled(slug: str) -> str:
-    """Title and slug; a slug of one word is its own title."""
+    """Return the title with the slug in parentheses; a slug of one word has only its title."""
     return f"{title(slug)} ({slug})" if "_" in slug else slug

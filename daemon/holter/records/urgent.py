@@ -1,15 +1,18 @@
-"""Which observations must be judged at once: a host's agent passes them on at once, and the coordinator does not wait for its next turn."""
+"""Which observations must be judged at once.
+
+A host's agent sends them without delay, and the coordinator judges without waiting for its next turn.
+"""
 
 from holter.records.halting import Halting
 from holter.records.observation import Exam, Exited, Observation, Overdue
 from holter.records.rank import Feed, Inspection, Skipped, StepDone, Swapped
 
 URGENT_SKIPS = 16
-"""A loss scaler that skipped so many steps in a row is judged at once."""
+"""From this many skipped steps in a row on, a loss scaler's report is judged at once."""
 
 
 def is_urgent(observation: Observation) -> bool:
-    """Whether it must be judged at once."""
+    """Whether this observation must be judged at once."""
     match observation.body:
         case StepDone() as done:
             return bool(done.nonfinite)

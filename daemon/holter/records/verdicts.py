@@ -1,4 +1,4 @@
-"""Verdicts on a run: findings, and the diagnosis that people and pagers read."""
+"""Verdicts on a run: the findings, and the diagnosis that people and pagers read."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ Action = Literal["observe", "notify", "halt"]
 
 
 class TableRequest(msgspec.Struct, frozen=True):
-    """Evidence that a finding lacks: these ranks' tables of a class at a step."""
+    """Missing evidence of a finding: the fingerprint tables of a class of tensors on these ranks at a step."""
 
     tensor_class: str
     step: int
@@ -20,7 +20,7 @@ class TableRequest(msgspec.Struct, frozen=True):
 
 
 class ExamRequest(msgspec.Struct, frozen=True):
-    """Evidence that a finding lacks: a look at these ranks, not before this moment."""
+    """Missing evidence of a finding: an examination of these ranks that is not older than `asked_ns`."""
 
     asked_ns: int
     depth: ExamDepth
@@ -28,7 +28,7 @@ class ExamRequest(msgspec.Struct, frozen=True):
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """The collective that a diagnosis names."""
+    """The collective that a diagnosis is about."""
 
     group: str
     sequence: int
@@ -36,7 +36,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One proof, with its numbers."""
+    """One piece of evidence, with its numbers."""
 
     kind: str
     summary: str
@@ -51,22 +51,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     detected_step: int
     ranks: tuple[int, ...]
-    """The culprits if the detector can tell them; else every rank that shows the fault."""
+    """The culprits if the detector can tell them, else every rank that shows the fault."""
     tensors: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     summary: str
     facts: dict[str, Any] = {}
-    """What was seen, and what was looked for and not seen: the differential diagnosis reads these."""
+    """What was seen, and what was looked for and not seen; used by the differential diagnosis."""
     evidence: tuple[Evidence, ...] = ()
     collective: Collective | None = None
     agreed_steps: int | None = None
-    """For faults that only a comparison shows: completed steps of the last state that was compared and good, -1 if none was; else None."""
+    """For faults that only a comparison between ranks shows: completed steps of the last state that agreed, -1 if none
+    did. None for other faults."""
     needs: tuple[TableRequest | ExamRequest, ...] = ()
-    """Not enough evidence yet: ask for these, and judge again."""
+    """Evidence to ask for before judging again; empty if the evidence suffices."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do, in six parts; and what comes after it."""
+    """What to do about a cause, in six parts, and what should follow."""
 
     do: str
     changes: str
@@ -75,15 +76,15 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     verify: str
     otherwise: str
     alternatives: tuple[str, ...] = ()
-    """The small fix and the thorough one."""
+    """Other fixes: a smaller one and a thorough one."""
     prevent: str = ""
     """What to watch or test from now on: a setting, an alert or a test."""
     roll_back: str = ""
-    """The way back, if the fix does harm."""
+    """How to undo the fix if it does harm."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate root cause; the slug is from the public catalogue."""
+    """One possible root cause; its slug is listed in the public catalogue."""
 
     cause: str
     confidence: float
@@ -97,42 +98,42 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     would_refute: str
     fix: Fix
     missing: tuple[str, ...] = ()
-    """Below a confidence of 0.70: which evidence would decide, and how to get it."""
+    """For a confidence below 0.70: which evidence would decide, and how to get it."""
     sources: tuple[str, ...] = ()
-    """What a documented pattern rests on: issue, paper, page."""
+    """What a documented pattern is based on: issue, paper or page."""
 
 
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
-    """Another cause that fits what was seen, to be tested."""
+    """Another cause that fits the observations and should be tested."""
 
     cause: str
     confidence: float
     confirm: str
-    """What would confirm it."""
+    """Which observation would confirm it."""
     rule_out: str
-    """What would rule it out."""
+    """Which observation would rule it out."""
     looked_at: str
-    """Whether that was looked at."""
+    """Whether that was checked in this run, in words."""
 
 
 class Healthy(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint whose numbers are good, as far as anybody knows."""
+    """A checkpoint whose numbers are good, as far as is known."""
 
     step: int
     """Completed optimizer steps in it."""
     path: str
-    """What to give to the framework; relative to the run directory if it is a halt's."""
+    """Path to give to the framework; relative to the run directory if it is a halt's checkpoint."""
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done about a diagnosis, and why."""
+    """What should be done about a diagnosis, and why."""
 
     directive: Action
     reason: str
     checkpoint: str | None = None
     exit_code: int | None = None
     last_healthy: Healthy | None = None
-    """The newest healthy checkpoint that is known when the diagnosis is made, the script's own too."""
+    """The newest healthy checkpoint known when the diagnosis is made; it may be one of the script's own."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,15 +147,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     detected_step: int
     agreed_steps: int | None = None
-    """Where ranks were compared: completed steps of the last state in which they agreed, -1 if there was none. The fault may be as old as that."""
+    """For ranks that were compared: completed steps of the last state in which they agreed, -1 if there was none. The
+    fault may be as old as that."""
     detected_after_s: float | None
-    """From the beginning of the fault to the diagnosis, as far as is known; None: nobody saw it begin."""
+    """Seconds from the beginning of the fault to the diagnosis; None if nobody saw it begin."""
     opened_at: str
     closed_at: str | None = None
     strikes: int = 1
     causes: tuple[Cause, ...]
     action: Directive
     hypotheses: tuple[Hypothesis, ...] = ()
-    """Other causes, in the order to test, one change at a time."""
+    """Other causes, in the order to test them, one change at a time."""
     seen_before: tuple[str, ...] = ()
-    """What the memory of earlier runs knows of it."""
+    """What is remembered of this fault from earlier runs."""
