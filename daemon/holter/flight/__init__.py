@@ -1,4 +1,4 @@
-"""PyTorch's Flight Recorder: read its dumps in any format, and find whose calls do not match. Pure.
+"""PyTorch's Flight Recorder: read its dumps in any format, and find the ranks whose calls do not match. Pure.
 
 - reading: a dump, JSON or pickle, gloo or NCCL  -> Flight
 - digests: a call as its signature, a run of calls as one number

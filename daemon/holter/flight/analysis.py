@@ -1,42 +1,45 @@
-"""What the analysis of all ranks' recorders says. `matching.analyse` makes these."""
+"""The result of analysing all ranks' Flight Recorders, as returned by `matching.analyse`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["missing", "extra", "order", "shape", "dtype"]
-"""How a rank's calls differ from its group's: it left some out, made more, made others, or the same with other sizes or dtypes."""
+"""How a rank's calls differ from its group's: it left some out, made additional ones, made other ones, or made the same
+with other sizes or dtypes."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Ranks of one group that did not call the same."""
+    """Ranks of one group that did not make the same calls as the others."""
 
     kind: Kind
     ranks: tuple[int, ...]
-    """Who deviated; all of them if that cannot be told."""
+    """The ranks that deviated; all ranks of the group if nobody can tell which."""
     others: tuple[int, ...]
-    """Who called what was to be called; empty if that cannot be told."""
+    """The ranks that made the expected call; empty if nobody can tell which."""
     group: str
     description: str
     sequence: int
     operation: str
-    """Of the call that is missing, too many, or other than the rest of the group has it."""
+    """Operation of the call that is missing, additional, or different from the rest of the group's."""
     expected: str
-    """Signature of what was to be called there."""
+    """Signature of the call that was expected."""
     seen: str
-    """Signature of what was called instead, perhaps in another group. If nobody can tell who is right, one side's and the other's."""
+    """Signature of the call that was made instead, perhaps in another group. If nobody can tell which side is right,
+    `expected` and `seen` hold one side's call each."""
     is_clear: bool
-    """False: both sides are as likely (two ranks and no history), and `ranks` holds all of them."""
+    """False if both sides are equally likely (two ranks and no history); then `ranks` holds all of them."""
     why: str
-    """Why these ranks and not the others."""
+    """Why these ranks deviated and not the others, in words."""
     alternative: Kind | None = None
-    """Another kind that fits too: a rank that waits in its first different call has either left one out or will make it afterwards."""
+    """Another kind that fits as well: a rank that waits in its first different call has either left one out or will
+    make it later."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A call that some ranks are in and others have not come to."""
+    """A call that some ranks have entered and others have not reached."""
 
     group: str
     description: str
@@ -45,26 +48,27 @@ class Wait:
     signature: str
     entered: tuple[int, ...]
     absent: tuple[int, ...]
-    """Ranks known not to have entered it; if there are none, ranks whose copies are too old to tell."""
+    """Ranks known not to have entered it; if there are none, ranks whose copy is too old to tell."""
     is_stopped: bool = False
-    """The absent ranks did enter it and never came out, while others completed it and wait in later calls."""
+    """Whether the absent ranks did enter it but never came out, while others completed it and wait in later calls."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All ranks' recorders side by side, at one moment. In a healthy job, too, ranks wait for each other."""
+    """A comparison of all ranks' Flight Recorders at one moment. In a healthy job, too, ranks wait for each other."""
 
     matched: Mapping[str, int]
-    """Group -> the last sequence number that all its ranks entered alike; -1: none."""
+    """For each group, the last sequence number that all its ranks entered with the same call; -1 if there is none."""
     waits: tuple[Wait, ...]
     deviations: tuple[Deviation, ...]
     culprits: tuple[int, ...]
-    """Ranks that others wait for, directly or through others, and that wait for nobody themselves; and ranks that deviated."""
+    """Ranks that others wait for, directly or indirectly, and that wait for nobody themselves; and ranks that
+    deviated."""
     victims: tuple[int, ...]
     """Ranks that wait and are no culprits."""
     blocking: Wait | None
-    """The wait that names the culprits' absence."""
+    """The wait that names the culprits as absent; None if there is none."""
     unknown: tuple[int, ...]
-    """Ranks of some group of which there is no flight at all."""
+    """Ranks of some group whose Flight Recorder was not received at all."""
     outdated: tuple[int, ...] = ()
-    """Ranks that others wait for and whose copy is from before that: they may have entered since."""
+    """Ranks that others wait for, but whose copy is older than the wait, so that they may have entered since."""

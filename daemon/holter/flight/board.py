@@ -1,4 +1,4 @@
-"""All ranks' calls, sorted into a table for each group: which rank called what at which sequence number, and how far it has come.
+"""A table of calls for each group: which rank made which call at which sequence number, and how far it has come.
 
 group 0     sequence 41            42            43
 rank 0      all_reduce [10]        barrier       all_reduce [10], not over
@@ -15,35 +15,39 @@ from holter.records import Call, Flight, Group
 
 @dataclass(slots=True)
 class Track:
-    """One rank in one group."""
+    """The progress of one rank in one group."""
 
     last: int = -1
-    """The highest number it has entered."""
+    """The highest sequence number that the rank has entered; -1 if none."""
     open: dict[int, Call] = field(default_factory=dict)
-    """Entered and not over."""
+    """Calls that the rank has entered and that are not over, by sequence number."""
 
 
 @dataclass(slots=True)
 class CallTable:
-    """One group."""
+    """All calls of one group."""
 
     name: str
     description: str
     members: tuple[int, ...] = ()
     tracks: dict[int, Track] = field(default_factory=dict)
     rows: dict[int, dict[int, list[int]]] = field(default_factory=dict)
-    """Number -> signature -> ranks. Ranks whose recorder no longer holds the number are not there."""
+    """Sequence number -> signature -> ranks. Ranks whose recorder no longer holds the number are left out."""
     has_messages: bool = False
 
     def last(self, rank: int) -> int:
-        """The highest number that a rank is known to have entered."""
+        """Return the highest sequence number that a rank is known to have entered; -1 if none."""
         track = self.tracks.get(rank)
         return track.last if track else -1
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a rank's calls in one group go. The newest is held back until the next comes: calls that are made as one share a number."""
+    """The table and the latest call of one rank in one group.
+
+    The latest call is written only when the next one arrives, because calls that were coalesced share a sequence
+    number.
+    """
 
     table: CallTable
     track: Track
@@ -51,7 +55,7 @@ class _Place:
     number: int = -1
 
     def write(self, rank: int) -> None:
-        """Enter the newest into the table."""
+        """Write the latest call into the table."""
         if self.sequence < 0:
             return
         self.track.last = max(self.track.last, self.sequence)
@@ -66,15 +70,15 @@ class _Place:
 
 
 class Board:
-    """The tables of all groups."""
+    """The call tables of all groups."""
 
     def __init__(self, flights: Mapping[int, Flight], world_size: int) -> None:
         self.flights = flights
         self.tables: dict[str, CallTable] = {}
         self.texts: list[str] = []
-        """Signatures by their number."""
+        """Text of each signature, by its number."""
         self.inside: set[int] = set()
-        """Ranks that are in some call."""
+        """Ranks that are inside some call."""
         self.senders: set[int] = set()
         """Ranks that send or receive messages."""
         self._numbers: dict[object, int] = {}
@@ -90,7 +94,7 @@ class Board:
             self._believe_status(table)
 
     def number(self, call: Call) -> int:
-        """A call's signature as a small number, the same for equal ones."""
+        """Return a small number for the call's signature, the same for equal signatures."""
         key = (call.operation, call.sizes, call.dtypes)
         number = self._numbers.get(key)
         if number is None:
@@ -98,7 +102,7 @@ class Board:
         return number
 
     def sequence(self, rank: int, table: CallTable) -> dict[int, int]:
-        """What a rank called in a group, as far as its recorder holds it: number -> signature."""
+        """Return the signatures of a rank's calls in a group by sequence number, as far as its recorder still holds them."""
         called: dict[int, int] = {}
         for call in self.flights[rank].calls:
             if call.group == table.name and not call.is_p2p:
@@ -127,7 +131,7 @@ class Board:
                 self.tables[name] = CallTable(name, "")
 
     def _enter(self, rank: int, flight: Flight) -> None:
-        """The one loop over all calls of all ranks; its body may run millions of times."""
+        """Write all calls of a rank into the tables. Performance matters: the loop may run millions of times."""
         places: dict[str, _Place] = {}
         numbers = self._numbers
         for call in flight.calls:
@@ -156,7 +160,10 @@ class Board:
             place.write(rank)
 
     def _members(self, table: CallTable) -> tuple[int, ...]:
-        """The group's ranks: as some rank says; else every rank, if all recorders know the group and are the majority; else those that know it."""
+        """Return the ranks of a group: as some rank lists them, else inferred.
+
+        It is every rank if all recorders know the group and they are the majority; else the ranks that know it.
+        """
         listed = self._listed.get(table.name, [])
         for _, group in listed:
             if group.ranks:
@@ -168,9 +175,9 @@ class Board:
         return tuple(sorted(known))
 
     def _believe_status(self, table: CallTable) -> None:
-        """Where a rank's calls are not recorded, use the recorder's own count of how far it came, if that counts the same calls.
+        """Use the recorder's own count of a rank's progress where its calls are not recorded, if it counts the same calls.
 
-        In groups with messages NCCL's count includes those.
+        In groups with messages, NCCL's count includes the messages and cannot be used.
         """
         listed = self._listed.get(table.name, [])
         if table.has_messages or any(

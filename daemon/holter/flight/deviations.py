@@ -1,18 +1,21 @@
-"""Ranks that left their program: who did not call what was to be called, and how.
+r"""Find ranks that left their program: which rank did not make the expected call, and what it did instead.
 
-In a group, at one sequence number: the few deviated from the many. If both sides are equally many, the history decides: the group's calls
-repeat from step to step, and the side that goes on as before is right. Without a history nobody can tell. What a deviating rank called from
-there on is compared with what the others called, continued by the pattern of their history. A rank whose first different call is its last
-has either left one out or swapped two: left out, if that call begins a step, since then nothing of the step before is left.
+Within a group, the ranks are compared at one sequence number: the minority deviated from the majority. If both sides
+are equally large, the history decides: a group's calls repeat from step to step, and the side that continues the
+repetition is right. Without a history nobody can tell. The calls of a deviating rank from there on are compared with
+the calls of the others, continued by the pattern of their history. If the first different call of a rank is also its
+last, the rank has either left a call out or swapped two. It was left out if the call begins a step, because then
+nothing of the step before can follow.
 
-In a cycle of waits no sequence number shows it: rank 1 is in group B where it waits for rank 0, rank 0 in group A where it waits for
-rank 1. The ranks' own histories show it: a rank that, over all its groups, did not call what it always called next has left its program.
-Without a history, where several ranks belong to both groups, the few deviated from the many.
+A cycle of waits shows at no sequence number: rank 1 is in group B where it waits for rank 0, and rank 0 is in group A
+where it waits for rank 1. The ranks' own histories show it: a rank that, over all its groups, did not make the call
+that always came next has left its program. Without a history, if several ranks belong to both groups, the minority
+deviated from the majority.
 
-A rank's next call is the one that followed when it last had just made the same calls:
+A rank's next call is predicted to be the one that followed the last time that it had made the same calls:
 
-    called so far   A B C  A B C  A B      the longest tail that was there before: A B C A B, and then came C
-    seen            ... A B   A B C A      C is missing: from there on it is the program, one further
+    called so far   A B C  A B C  A B      the longest tail that occurred before is A B C A B, and C followed
+    seen            ... A B   A B C A      C is missing: from here on the program is followed, one call ahead
     seen            ... A B X C A B C      X is extra
 """
 
@@ -28,34 +31,34 @@ from holter.flight.waits import BlockedRanks, WaitCycle
 from holter.records import Call
 
 MIN_CONTEXT = 3
-"""A tail shorter than this is no history."""
+"""A repeated tail shorter than this many calls is not taken for a history."""
 MAX_SHIFT = 64
-"""Calls that may be missing, or too many, in one place."""
+"""Largest number of calls that may be missing or extra in one place."""
 
 MAX_ROUNDS = 8
-"""Repetitions over which the pauses between calls are looked at."""
+"""Number of repetitions over which the pauses between calls are measured."""
 
 T = TypeVar("T", bound=Hashable)
 
 Shift = Literal["missing", "swapped", "extra", "other"]
 MAX_IN_GROUP = 8
-"""Ranks of one group whose deviations are reported."""
+"""Largest number of deviating ranks reported for one group."""
 MAX_ASKED = 64
-"""Ranks of one cycle whose history is looked at: the lowest."""
+"""Largest number of ranks of one cycle whose history is examined, lowest ranks first."""
 MAX_BACK = 64
-"""Calls that a rank may have made after it left its program."""
+"""Largest number of calls that a rank may have made since it left its program."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """How a sequence goes on if it goes on as before."""
+    """The repetition at the end of a sequence of calls, from which it can be continued."""
 
     period: int
     context: int
-    """Length of the tail that was there before, one period earlier."""
+    """Length of the tail that also occurs one period earlier."""
 
     def extended(self, history: Sequence[T], num: int) -> list[T]:
-        """The history's continuation."""
+        """Return the next `num` items if the history keeps repeating."""
         items = list(history)
         for _ in range(num):
             items.append(items[-self.period])
@@ -63,9 +66,10 @@ class Pattern:
 
 
 def pattern(history: Sequence[Hashable]) -> Pattern | None:
-    """The longest tail of a history that occurs in it before, a whole period at least.
+    """Find the longest tail of a history, at least one whole period, that also occurs earlier in it.
 
-    None where a tail as long, or a longer one that is no whole period, was followed by something else: an evaluation now and then.
+    None if there is no such tail, or if a tail as long was once followed by something else, as an occasional evaluation
+    does.
     """
     backwards = history[::-1]
     repeats = _repeats(backwards)
@@ -78,7 +82,7 @@ def pattern(history: Sequence[Hashable]) -> Pattern | None:
 
 
 def _repeats(items: Sequence[Hashable]) -> list[int]:
-    """For every shift from 1 on: how many items from the first on equal those that many further (the Z function)."""
+    """For each shift from 1, count how many leading items equal the items that many places further on (the Z function)."""
     num = len(items)
     lengths = [0] * num
     left = right = 0
@@ -93,10 +97,10 @@ def _repeats(items: Sequence[Hashable]) -> list[int]:
 
 
 def is_within_step(times_ns: Sequence[int], period: int, ahead: int) -> bool:
-    """Whether the call that comes so many after the next one is surely not the first of its step.
+    """Whether the call `ahead` places after the next one certainly does not begin a step.
 
-    The longest pause is before a step's first call: data, the forward pass, and the first part of the backward pass. `times_ns`: when the
-    calls up to the next one were made.
+    The longest pause comes before the first call of a step: data, forward pass and the first part of the backward pass.
+    `times_ns` says when the calls up to the next one were made.
     """
     pauses: list[list[int]] = [[] for _ in range(period)]
     for index in range(max(1, len(times_ns) - MAX_ROUNDS * period), len(times_ns)):
@@ -109,23 +113,24 @@ def is_within_step(times_ns: Sequence[int], period: int, ahead: int) -> bool:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How a rank's calls from its first deviation on compare with what was to be called."""
+    """How a rank's calls, from its first deviation on, line up with the expected calls."""
 
     shift: Shift
     by: int
-    """Calls that are missing, extra or changed."""
+    """Number of calls that are missing, extra or changed."""
     evidence: int
-    """Calls that agree under this explanation."""
+    """Number of calls that agree under this explanation."""
 
 
 def align(seen: Sequence[int], expected: Sequence[int], *, is_similar: bool = False) -> Alignment:
-    """The explanation with the fewest changes, and of those the one that most calls agree with. `seen[0]` differs from `expected[0]`.
+    """Return the explanation with the fewest changes, and among those the one that most calls agree with.
 
-    `is_similar`: the two are the same operation with other sizes or dtypes, so that one is likely to stand for the other.
+    `seen[0]` differs from `expected[0]`. `is_similar`: both are the same operation with other sizes or dtypes, so that
+    one probably stands for the other.
     """
     agreeing = _agreeing(seen[1:], expected[1:])
     other = Alignment("other", 1, agreeing or 0)
-    # One call alone that the program knows well, only later: the rank has gone ahead.
+    # A single call that the program makes too, only later: the rank has gone ahead.
     if agreeing is None or (agreeing == 0 and seen[0] in expected):
         other = Alignment("other", MAX_SHIFT, 0)
     found = [other] if is_similar else []
@@ -146,25 +151,25 @@ def _shifted(shift: Shift, short: Sequence[int], long: Sequence[int], by: int) -
 
 
 def _agreeing(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """How many calls two sequences have in common from their beginnings; None if they differ before the shorter one ends."""
+    """Count the calls in the shorter sequence if the longer one begins with it; None if they differ before that."""
     num = min(len(one), len(other))
     return num if list(one[:num]) == list(other[:num]) else None
 
 
 @dataclass(frozen=True)
 class _Parting:
-    """The first number at which ranks differ."""
+    """The first sequence number at which ranks of a group differ."""
 
     sequence: int
     sides: dict[int, list[int]]
-    """Signature -> ranks."""
+    """Signature -> the ranks that called it."""
     history: list[int]
-    """What all had called before."""
+    """Signatures of the calls that all had made before."""
     pattern: Pattern | None
 
 
 def deviations(board: Board, table: CallTable) -> Iterator[Deviation]:
-    """What differs in one group, each rank's first deviation only."""
+    """Yield the first deviation of each rank in one group."""
     parted = sorted(sequence for sequence, row in table.rows.items() if len(row) > 1)
     explained: set[int] = set()
     for sequence in parted:
@@ -183,7 +188,7 @@ def deviations(board: Board, table: CallTable) -> Iterator[Deviation]:
 
 
 def _history(board: Board, table: CallTable, sides: dict[int, list[int]], sequence: int) -> list[int]:
-    """The longest history that any of the ranks has: up to here they agree."""
+    """Return the longest history that a few ranks of each side hold; up to this number all ranks agree."""
     num_asked = 4
     ranks = [rank for side in sides.values() for rank in side[:num_asked]]
     memories = (
@@ -204,7 +209,7 @@ def _judged(board: Board, table: CallTable, parting: _Parting) -> Iterator[Devia
 
 
 def _right_side(parting: _Parting) -> tuple[int | None, str]:
-    """Which signature was to be called, and why we think so."""
+    """Return the signature that was expected and the reason to think so; None with the reason if nobody can tell."""
     sides = sorted(parting.sides, key=lambda side: len(parting.sides[side]), reverse=True)
     most, next_most = (len(parting.sides[side]) for side in sides[:2])
     if most > next_most:
@@ -239,7 +244,7 @@ def _unclear(board: Board, table: CallTable, parting: _Parting, why: str) -> Dev
 
 
 def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[int, int], why: str) -> Deviation:
-    """`sides`: the signature that was to be called, and the one that was called instead."""
+    """Describe the deviation of one side; `sides` holds the expected signature and the one that was called instead."""
     right, wrong = ((side, sorted(parting.sides[side])) for side in sides)
     seen = max((_from(board, table, rank, parting.sequence) for rank in wrong[1][:4]), key=len)
     expected = max((_from(board, table, rank, parting.sequence) for rank in right[1][:4]), key=len)
@@ -268,7 +273,7 @@ def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[i
 
 
 def _times_ns(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]:
-    """When a rank made its calls up to there."""
+    """Return when the rank made its calls in this group before the sequence number."""
     times = {
         call.sequence: call.created_ns
         for call in board.flights[rank].calls
@@ -282,7 +287,7 @@ def _from(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]
 
 
 def _continued(parting: _Parting, called: list[int]) -> list[int]:
-    """What would follow if the group's history went on; nothing where the ranks themselves have left it."""
+    """Return the calls that would follow if the group's history continued; empty if the ranks have already left it."""
     assert parting.pattern is not None
     if parting.pattern.extended(parting.history, len(called)) != called:
         return []
@@ -292,9 +297,9 @@ def _continued(parting: _Parting, called: list[int]) -> list[int]:
 def _kinds_of(
     texts: Sequence[str], seen: Sequence[int], expected: Sequence[int], is_within: Callable[[int], bool]
 ) -> tuple[Kind, Kind | None]:
-    """How a rank's calls lie against what was to be called, and what it may be as well if its next call cannot be seen.
+    """Return the kind of a rank's deviation, and another possible kind if its next call cannot be seen.
 
-    `is_within`: whether the call so many after the expected one is surely not the first of its step.
+    `is_within`: whether the call so many places after the expected one certainly does not begin a step.
     """
     instead = _kind_of_other(texts[expected[0]], texts[seen[0]])
     alignment = align(seen, expected, is_similar=instead != "order")
@@ -308,7 +313,7 @@ def _kinds_of(
 
 
 def _kind_of_other(expected: str, seen: str) -> Kind:
-    """One call in the place of another: the same operation with other dtypes or sizes, or another operation."""
+    """Name the difference between two calls: the same operation with other dtypes or sizes, or another operation."""
     operation, _, rest = expected.partition(" ")
     other, _, other_rest = seen.partition(" ")
     if operation != other:
@@ -318,7 +323,7 @@ def _kind_of_other(expected: str, seen: str) -> Kind:
 
 @dataclass(frozen=True)
 class _Step:
-    """One call of a rank, as its program has it."""
+    """One call of a rank's program."""
 
     group: str
     text: str
@@ -326,19 +331,22 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Departure:
-    """Where a rank left its own program."""
+    """The place at which a rank left its own program."""
 
     expected: _Step
     seen: Call
     kind_from: tuple[list[_Step], list[_Step]]
     times_ns: list[int]
-    """When it made its calls up to there."""
+    """When the rank made its calls up to this place."""
     rounds: int
     period: int
 
 
 def explain_cycle(board: Board, cycle: WaitCycle) -> Deviation | None:
-    """Which ranks of a cycle deviated, and how; all of them if that is not known; None if each did what it always does."""
+    """Find which ranks of a cycle deviated, and how.
+
+    If that is not known, all of them are named. None if each rank did what it always does.
+    """
     asked = {rank: _departure(board, rank) for rank in cycle.ranks[:MAX_ASKED] if rank in board.flights}
     left = {rank: departure for rank, departure in asked.items() if isinstance(departure, _Departure)}
     if any(departure is None for departure in asked.values()) or len(left) == len(cycle.ranks):
@@ -350,10 +358,10 @@ def explain_cycle(board: Board, cycle: WaitCycle) -> Deviation | None:
 
 
 def _departure(board: Board, rank: int) -> _Departure | bool | None:
-    """Where a rank left its program; False if it did not; None if there is no program to compare with.
+    """Find where a rank left its program; False if it did not, None if there is no program to compare with.
 
-    The calls that are not over are looked at first. If no history leads up to them, the rank left its program before: then it is the last
-    place before them where it did not go on as it always had.
+    The calls that are not over are examined first. If no history leads up to them, the rank must have left its program
+    earlier: at the last call before them that did not continue its history.
     """
     calls = [call for call in board.flights[rank].calls if not call.is_p2p]
     steps = [_Step(call.group, board.texts[board.number(call)]) for call in calls]
@@ -387,7 +395,8 @@ def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure
     seen, expected = ([numbers.setdefault(step, len(numbers)) for step in steps] for steps in departure.kind_from)
     texts = [step.text if step.group == departure.expected.group else f"{step.group}:{step.text}" for step in numbers]
     call = departure.seen
-    # Two groups are given to two streams of calls: who leaves one out goes on in the other, and seldom comes back to it.
+    # Two groups are called by two independent parts of the program: a rank that leaves a call of one out goes on in the
+    # other, and seldom comes back to it.
     is_other_group = call.group != departure.expected.group
     kind, instead = _kinds_of(
         texts,
@@ -415,7 +424,7 @@ def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure
 
 
 def _by_number(board: Board, cycle: WaitCycle) -> Deviation:
-    """The few deviated from the many, among ranks that belong to both of two groups; else nobody can tell."""
+    """Decide by number: among ranks that belong to both of two groups, the minority deviated. If that does not apply, nobody can tell."""
     inside = (block for block in cycle.blocked if block.wait)
     places = [(block, set(block.waiting) & set(cycle.ranks)) for block in inside]
     for block, ranks in sorted(places, key=lambda place: len(place[1])):

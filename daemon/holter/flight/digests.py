@@ -1,9 +1,9 @@
-"""A call as a line of text that must be equal on all ranks of its group, and runs of calls as one number each.
+"""Signatures of calls, which must be equal on all ranks of a group, and digests of runs of calls.
 
     all_reduce float32 [100]                 all_to_all bfloat16                 barrier
 
-A digest costs the network eight bytes for 64 calls, so that ranks can be compared while the job runs: those whose calls agree have the
-same digests, wherever their recorders begin.
+A digest costs eight bytes of network traffic for 64 calls, so that ranks can be compared while the job runs: ranks
+whose calls agree have the same digests, wherever their recorders begin.
 """
 
 import functools
@@ -12,19 +12,20 @@ from hashlib import blake2b
 from holter.records import Call, CallBlock, Flight
 
 BLOCK_CALLS = 64
-"""Calls of one group that make one digest."""
+"""Number of sequence numbers of one group that make up one digest."""
 
 UNEVEN = frozenset(
     {"all_to_all", "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "send", "recv"}
 )
-"""Operations whose sizes may differ from rank to rank: parts of different size, or a root that alone has all of them.
+"""Operations whose sizes may differ from rank to rank, because the parts differ in size or only the root has all of them.
 
-Not all_gather: a list of uneven tensors is refused by gloo, and is no all_gather to NCCL's recorder, but coalesced broadcasts.
+all_gather is not among them: gloo refuses a list of uneven tensors, and NCCL's recorder shows coalesced broadcasts
+instead.
 """
 
 
 def signature(call: Call) -> str:
-    """What must be equal on all ranks that take part in a call: operation, dtypes, and sizes where they must agree."""
+    """Return what must be equal on all ranks that take part in a call: operation, dtypes, and sizes where they must agree."""
     return _line(call.operation, call.dtypes or call.output_dtypes, call.sizes, call.is_p2p)
 
 
@@ -37,10 +38,10 @@ def _line(operation: str, dtypes: tuple[str, ...], sizes: tuple[tuple[int, ...],
 
 
 def blocks(flight: Flight) -> list[CallBlock]:
-    """One digest for each whole run of sequence numbers of a group that the recorder still holds; messages do not count.
+    """Return a digest for each complete block of sequence numbers that the recorder still holds; messages are ignored.
 
-    A run is whole when the recorder holds calls at or before its beginning and at or after its end: numbers between may be left out
-    (gloo counts calls that it does not record), on all ranks alike.
+    A block is complete if the recorder holds calls at or before its beginning and at or after its end. Numbers in
+    between may be missing (gloo counts calls that it does not record), but then on all ranks alike.
     """
     lines: dict[tuple[str, int], list[str]] = {}
     first: dict[str, int] = {}

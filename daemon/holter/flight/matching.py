@@ -1,4 +1,4 @@
-"""All ranks' flights, laid side by side: who waits for whom, who called something else, and who is to blame.
+"""Compare all ranks' Flight Recorders: who waits for whom, who called something else, and who is to blame.
 
 board       flights -> a table for each group
 deviations  tables -> ranks that called something else than their group; a cycle of waits -> who left the program
@@ -20,11 +20,11 @@ from holter.flight.waits import BlockedRanks, chain_ends, waits_for
 from holter.records import Call, Flight
 
 MAX_CHAIN_ENDS = 64
-"""Ends of chains that are examined: those with the lowest ranks."""
+"""Largest number of chain ends that are examined, lowest ranks first."""
 
 
 def analyse(flights: Mapping[int, Flight], world_size: int = 0) -> Analysis:
-    """What the ranks did at the moment of the copies. The cost grows with the number of calls in them."""
+    """Analyse what the ranks did when their recorders were copied. The cost grows with the number of calls."""
     apart, names = _with_unique_names(flights)
     return _with_recorded_names(_analyse(apart, world_size), names)
 
@@ -64,7 +64,7 @@ def _analyse(flights: Mapping[int, Flight], world_size: int) -> Analysis:
 
 
 def _stuck(board: Board, deviation: Deviation) -> list[BlockedRanks]:
-    """Ranks in a call that others deviated from, or in one behind it, wait for those others."""
+    """Return the ranks in a call that others deviated from, or in a later one: they wait for the deviating ranks."""
     table = board.tables[deviation.group]
     waiting = tuple(
         rank
@@ -75,14 +75,17 @@ def _stuck(board: Board, deviation: Deviation) -> list[BlockedRanks]:
 
 
 def _excused(board: Board, deviation: Deviation) -> tuple[int, ...]:
-    """Ranks that wait because of their own deviation: they are in the deviating call itself, or one call ahead of the others."""
+    """Return the ranks that wait because of their own deviation, in the deviating call itself or one call ahead of the others."""
     table = board.tables[deviation.group]
     is_open = any(deviation.sequence in track.open for track in table.tracks.values())
     return deviation.ranks if is_open or deviation.kind == "extra" else ()
 
 
 def _matched(board: Board, table: CallTable, deviated: Sequence[Deviation]) -> int:
-    """The last number that all ranks of a group entered alike; of a rank without a flight, what others completed with it."""
+    """Return the last sequence number that all ranks of a group entered with the same call.
+
+    For a rank without a recording, calls that others completed with it count.
+    """
     known = [rank for rank in table.members if rank in board.flights]
     last = min((table.last(rank) for rank in known), default=-1)
     if len(known) < len(table.members):
@@ -93,7 +96,7 @@ def _matched(board: Board, table: CallTable, deviated: Sequence[Deviation]) -> i
 
 
 def _blocking(blocked: Sequence[BlockedRanks], culprits: set[int] | frozenset[int]) -> Wait | None:
-    """The wait that names most of the culprits; of several the one that lasts longest."""
+    """Return the wait that names most of the culprits; among several, the one with most waiting ranks, then the oldest."""
     named = [one for one in blocked if one.wait is not None and culprits & set(one.awaited)]
     if not named:
         return None
@@ -101,7 +104,7 @@ def _blocking(blocked: Sequence[BlockedRanks], culprits: set[int] | frozenset[in
 
 
 def _blocked_in_queues(board: Board, known: Sequence[BlockedRanks]) -> list[BlockedRanks]:
-    """Ends of chains that are themselves blocked, by a call that is queued behind one that is stuck.
+    """Find ends of chains that are themselves blocked by a call that is queued behind a stuck one.
 
     NCCL's calls are queued: a rank that is stuck in one is stuck in all that it queued behind it, and so are the others in those.
 
@@ -138,7 +141,10 @@ def _held_up_in(
     stuck: Mapping[int, int],
     known: Sequence[BlockedRanks],
 ) -> BlockedRanks | None:
-    """The call in which a rank is blocked although all ranks have entered it; a wait that leads back to the rank itself explains nothing."""
+    """Find the call in which a rank is blocked although all its ranks have entered it.
+
+    A wait that leads back to the rank itself explains nothing and is ignored.
+    """
     for call, others in [*((call, [(peer, its)]) for call, peer, its in talk), *_entered_by_all(board, rank)]:
         behind = tuple(
             other
@@ -151,7 +157,7 @@ def _held_up_in(
 
 
 def _entered_by_all(board: Board, rank: int) -> Iterator[tuple[Call, list[tuple[int, Call]]]]:
-    """A rank's open calls that all have entered, each with the others that are in it."""
+    """Yield a rank's open calls that every member has entered, each with the other ranks that are still in it."""
     for call in board.flights[rank].calls:
         table = board.tables[call.group]
         if call.is_p2p or is_over(call) or any(table.last(member) < call.sequence for member in table.members):
@@ -161,7 +167,7 @@ def _entered_by_all(board: Board, rank: int) -> Iterator[tuple[Call, list[tuple[
 
 
 def _with_unique_names(flights: Mapping[int, Flight]) -> tuple[Mapping[int, Flight], dict[str, str]]:
-    """The flights with each name meaning one group, and the recorded name of each new one.
+    """Rename groups so that each name means one group; also return the recorded name of each new one.
 
         7: ranks 0,1      7: ranks 2,3        ->        7 of 0: ranks 0,1      7 of 2: ranks 2,3        ->        7, 7
 
@@ -194,7 +200,7 @@ def _with_unique_names(flights: Mapping[int, Flight]) -> tuple[Mapping[int, Flig
 
 
 def _with_recorded_names(analysis: Analysis, names: dict[str, str]) -> Analysis:
-    """The analysis, with the names that the recorders have."""
+    """Return the analysis with the group names that the recorders use."""
     if not names:
         return analysis
     matched: dict[str, int] = {}

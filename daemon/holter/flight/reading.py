@@ -27,11 +27,11 @@ from holter.errors import FlightError
 from holter.records import Call, Flight, Group
 
 MAX_BYTES = 64 * 1024 * 1024
-"""A recorder of ten thousand calls writes some ten megabytes."""
+"""Largest pickle that is read, in bytes; a recorder of ten thousand calls writes about ten megabytes."""
 ENTRY_BYTES = 48
-"""An entry with its fields takes more than this in a dump."""
+"""Smallest number of bytes that an entry with its fields takes in a dump."""
 ROOM = 100_000
-"""Items that any dump may hold, beside one for each of its bytes."""
+"""Number of items that any dump may hold, in addition to one for each of its bytes."""
 
 _ALLOWED = (
     "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1",
@@ -82,7 +82,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001  # the C one's table of instru
 
 
 def _unpickled(data: bytes) -> Any:
-    """The data, checked to be small enough to be gone through."""
+    """Unpickle plain data, refusing anything that would be too large to walk through."""
     if len(data) > MAX_BYTES:
         raise FlightError(f"this pickle has {len(data)} bytes; more than {MAX_BYTES} are not read")
     try:
@@ -98,7 +98,10 @@ def _unpickled(data: bytes) -> Any:
 
 
 def _refuse_bombs(value: Any, most: int) -> None:
-    """A few bytes can refer to one list a million times from a million places: what it unfolds to is counted against its size."""
+    """Refuse a pickle that unfolds to far more items than it has bytes.
+
+    A few bytes can refer to one list a million times from a million places.
+    """
     entries = value.get("entries") if isinstance(value, dict) else None
     num = 0
     for entry in entries if isinstance(entries, list) else []:
@@ -135,7 +138,7 @@ class _Entry(msgspec.Struct, gc=False):
     time_discovered_completed_ns: int | None = None
     frames: tuple[_Frame, ...] | None = None
     lines: tuple[str, ...] = ()
-    """What a rank of ours adds to its own last words."""
+    """Lines of the script, which a rank's own holter adds to its last dump."""
 
 
 class _Config(msgspec.Struct):
@@ -159,7 +162,7 @@ _DECODER = msgspec.json.Decoder(_Dump, strict=False)
 
 
 def from_json(data: bytes, taken_ns: int) -> Flight:
-    """What `_dump_fr_trace_json` and the worker server's `fr_trace_json` give."""
+    """Read what `_dump_fr_trace_json` and the worker server's `fr_trace_json` return."""
     try:
         dump = _DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -168,7 +171,7 @@ def from_json(data: bytes, taken_ns: int) -> Flight:
 
 
 def from_pickle(data: bytes, taken_ns: int) -> Flight:
-    """What torch writes for NCCL after a timeout. Read with a reader that knows containers and scalars only."""
+    """Read what torch writes for NCCL after a timeout, with an unpickler that knows only containers and scalars."""
     unpickled = _unpickled(data)
     try:
         dump = msgspec.convert(unpickled, _Dump, strict=False)
@@ -178,7 +181,7 @@ def from_pickle(data: bytes, taken_ns: int) -> Flight:
 
 
 def from_bytes(data: bytes, taken_ns: int) -> Flight:
-    """Either format, told by its first byte."""
+    """Read a dump in either format, recognised by its first byte."""
     if data[:1] == pickle.PROTO:
         return from_pickle(data, taken_ns)
     if data[:64].lstrip()[:1] == b"{":
@@ -187,7 +190,10 @@ def from_bytes(data: bytes, taken_ns: int) -> Flight:
 
 
 def trimmed(flight: Flight, rank: int, limit: int = 256) -> Flight:
-    """For travel: the newest calls and all that are not over; members of a group only from its three lowest ranks, and never everyone."""
+    """Shorten a recording for sending: keep the newest calls and all that are not over.
+
+    Members of a group are kept only from its three lowest ranks, and never for the default group.
+    """
     cut = max(len(flight.calls) - limit, 0)
     calls = [call for call in flight.calls[:cut] if not is_over(call)] + flight.calls[cut:]
     everyone = next((group.ranks for group in flight.groups if group.description == DEFAULT_DESCRIPTION), ())
@@ -201,7 +207,7 @@ def trimmed(flight: Flight, rank: int, limit: int = 256) -> Flight:
 
 
 def with_members(flight: Flight, told: Mapping[str, Group]) -> Flight:
-    """The same, with what its rank says of its groups: gloo's recorder knows no members, and no group before its first call."""
+    """Add what a rank reports of its groups: gloo's recorder knows no members, and no group before its first call."""
     known = [
         msgspec.structs.replace(group, ranks=told[group.name].ranks)
         if group.name in told and not group.ranks
@@ -213,7 +219,7 @@ def with_members(flight: Flight, told: Mapping[str, Group]) -> Flight:
 
 
 def is_over(call: Call) -> bool:
-    """Retired is all that gloo tells; NCCL's recorder says `completed` a little earlier."""
+    """Whether a call is over: gloo only marks it as retired, NCCL's recorder says `completed` a little earlier."""
     return call.is_retired or call.state == "completed"
 
 
@@ -249,7 +255,7 @@ def _call(entry: _Entry) -> Call:
 
 
 def script_lines(frames: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
-    """Of a call's stack, innermost first: the few innermost lines that are no library's.
+    """Return the few innermost lines of a call's stack that belong to no library, innermost first.
 
     >>> script_lines([("/lib/site-packages/torch/distributed/distributed_c10d.py", 3245, "all_reduce"), ("/home/me/train.py", 41, "main")])
     ('/home/me/train.py:41 in main',)
@@ -259,7 +265,7 @@ def script_lines(frames: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
 
 
 def with_lines(flight: Flight, lines: Mapping[int, tuple[str, ...]]) -> Flight:
-    """The same, with the script's lines where they are known: number of the call in its rank's recorder -> lines."""
+    """Add the script's lines to the calls for which they are known, by the call's number in its rank's recorder."""
     calls = [
         msgspec.structs.replace(call, lines=lines[call.record]) if call.record in lines and not call.lines else call
         for call in flight.calls
@@ -269,7 +275,7 @@ def with_lines(flight: Flight, lines: Mapping[int, tuple[str, ...]]) -> Flight:
 
 @functools.lru_cache(maxsize=1024)
 def operation(profiling_name: str) -> str:
-    """`nccl:_all_gather_base` -> `all_gather`, `nccl:send 0->1` -> `send 0->1`."""
+    """Return the operation without its backend: `nccl:_all_gather_base` -> `all_gather`, `nccl:send 0->1` -> `send 0->1`."""
     return profiling_name.rpartition(":")[2].strip().lstrip("_").removesuffix("_base").lower()
 
 
@@ -279,7 +285,7 @@ def _dtypes(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _groups(dump: _Dump, calls: list[Call], *, is_gloo: bool) -> list[Group]:
-    """The groups that the dump knows, by its configuration or by the calls in them."""
+    """Return the groups of a dump, from its configuration or from the calls in them."""
     entered: dict[str, int] = {}
     completed: dict[str, int] = {}
     for call in calls:
@@ -287,7 +293,7 @@ def _groups(dump: _Dump, calls: list[Call], *, is_gloo: bool) -> list[Group]:
             entered[call.group] = max(call.sequence, entered.get(call.group, -1))
             if is_over(call):
                 completed[call.group] = max(call.sequence, completed.get(call.group, -1))
-    # gloo's own count includes messages and barriers that it does not record.
+    # gloo's own count also includes messages and barriers that it does not record.
     for number, status in {} if is_gloo else (_named_status(dump).items()):
         entered[number] = max(status.last_enqueued_collective, entered.get(number, -1))
         completed[number] = max(status.last_completed_collective, completed.get(number, -1))
@@ -306,10 +312,10 @@ def _groups(dump: _Dump, calls: list[Call], *, is_gloo: bool) -> list[Group]:
 
 
 def _named_status(dump: _Dump) -> dict[str, _Status]:
-    """`pg_status` by name of group. It is kept by the process's own number of the group, which only calls connect with a name.
+    """Return `pg_status` by the group's name. It is kept by the process's own number of the group.
 
-    Both numbers count groups as they are made, so that they run in the same order; where all names are numbers and no call
-    contradicts, that names the groups without calls as well.
+    Only calls connect that number with a name. Both count groups as they are made and so have the same order: if all
+    names are numbers and no call contradicts, groups without calls can be named as well.
     """
     status = dump.pg_status or {}
     names = {str(e.pg_id): e.process_group[0] or DEFAULT_GROUP for e in dump.entries or [] if e.process_group}
@@ -322,7 +328,7 @@ def _named_status(dump: _Dump) -> dict[str, _Status]:
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
-    """`"[0, 1]"` or a list."""
+    """Read the members of a group, given as `"[0, 1]"` or as a list."""
     if not isinstance(ranks, str):
         return tuple(ranks or ())
     try:

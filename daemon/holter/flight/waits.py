@@ -1,18 +1,19 @@
-"""Who is in a collective or a message that others have not come to, and where the chains of such waits end.
+"""Who is in a collective or a message that others have not reached, and where the chains of such waits end.
 
-A group has one wait for each set of ranks that it waits for. Ranks that entered a call and are still in it wait for every rank that is
-known not to have entered. Of a rank without a copy, or with one from before the call, nothing is known: it is named only if there is
-nobody else.
+A group has one wait for each set of ranks that it waits for. Ranks that entered a call and are still in it wait for
+every rank that is known not to have entered. Of a rank without a copy, or with one from before the call, nothing is
+known: it is named only if there is no other candidate.
 
-A rank that others wait for and that itself waits is a victim of what it waits for:
+A rank that others wait for and that itself waits is a victim of what it waits for.
 
-    tensor parallel group:  ranks 0,1 wait for 2,3      data parallel group:  ranks 2,3 wait for 7      the end is rank 7
+    tensor-parallel group:  ranks 0,1 wait for 2,3      data-parallel group:  ranks 2,3 wait for 7      the end is rank 7
 
-Ranks that wait for each other in a cycle will wait for ever, whomever else they wait for.
+Ranks that wait for each other in a cycle will wait forever, whomever else they wait for.
 
-Messages are between two ranks, where the recorder says who they are: `send 0->1` and `recv 1<-0` (NCCL; gloo records none). Each end counts
-the messages of a group on its own, so the numbers of the two ends agree only in some programs (each rank talks to one other). Where the
-calls of a pair show that they agree, messages are matched by number; else by how many each end has open.
+Messages are exchanged between two ranks, which the recorder names: `send 0->1` and `recv 1<-0` (NCCL; gloo records
+none). Each end counts the messages of a group on its own, so the numbers of the two ends agree only in some programs
+(those in which each rank talks to one other). If the calls of a pair show that they agree, messages are matched by
+number; otherwise by how many each end has open.
 """
 
 import math
@@ -29,29 +30,29 @@ from holter.records import Call, Flight
 
 MAX_IN_GROUP = 4
 LASTING_NS = 2_000_000_000
-"""Ranks that wait for each other for this long are not just on their way."""
+"""Nanoseconds after which ranks that wait for each other are not merely on their way."""
 _NAMED = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 Line = tuple[str, int, int]
-"""(group, sender, receiver)"""
+"""(group, sender, receiver) of messages."""
 
 
 @dataclass(frozen=True)
 class BlockedRanks:
-    """Ranks that cannot go on before others come."""
+    """Ranks that cannot continue before others arrive."""
 
     waiting: tuple[int, ...]
     awaited: tuple[int, ...]
     wait: Wait | None
-    """None: they are all there, but some called something else."""
+    """The call in which they wait; None if all ranks are there, but some called something else."""
     since_ns: int = 0
     is_lasting: bool = True
     outdated: tuple[int, ...] = ()
     records: Mapping[int, int] = field(default_factory=dict)
-    """Waiting rank -> which of all its calls it waits in."""
+    """For each waiting rank, the number of the call it waits in, among all its calls."""
 
 
 def blocked_in_collectives(board: Board, table: CallTable) -> Iterator[BlockedRanks]:
-    """The waits of one group's collectives, the earliest call first."""
+    """Yield the waits in one group's collectives, earliest call first."""
     opened = sorted({sequence for track in table.tracks.values() for sequence in track.open})
     lasts = sorted({table.last(rank) for rank in table.members})
     if not opened or not lasts or opened[-1] <= lasts[0]:
@@ -66,7 +67,10 @@ def blocked_in_collectives(board: Board, table: CallTable) -> Iterator[BlockedRa
 
 
 def blocked_by_stopped(board: Board, table: CallTable) -> BlockedRanks | None:
-    """Ranks in a group's calls that wait for others which have stopped themselves: those show a call open that their peers show completed.
+    """Find ranks of a group that wait for others which have stopped: those have a call open that their peers completed.
+
+    However many calls such a rank has queued behind it, it does not run them. gloo's recorder does not show what is
+    completed.
 
     However much such a rank has queued behind it, it does not run. gloo's recorder does not say what is completed.
 
@@ -103,26 +107,29 @@ def blocked_by_stopped(board: Board, table: CallTable) -> BlockedRanks | None:
 
 
 def _is_completed(table: CallTable, sequence: int) -> bool:
-    """Whether somebody's record shows this call, and not as open."""
+    """Whether some rank's recorder holds this call as completed."""
     held = (rank for ranks in table.rows.get(sequence, {}).values() for rank in ranks if rank in table.tracks)
     return any(sequence not in table.tracks[rank].open for rank in held)
 
 
 def _is_told(flight: Flight, call: Call, newest_ns: int) -> bool:
-    """Whether a recorder says what is completed, and the call is not just on its way: it is old, or the copy is a dump, made when a job hung."""
+    """Whether the recorder shows completion at all and this call has been open for long.
+
+    It is long open if it is old, or if the copy is a dump that was made when a job hung.
+    """
     is_dump = flight.taken_ns <= newest_ns
     is_old = flight.taken_ns - call.created_ns >= LASTING_NS
     return (is_dump or is_old) and any(one.state != "scheduled" for one in flight.calls)
 
 
 def without(blocked: BlockedRanks, ranks: Collection[int]) -> BlockedRanks | None:
-    """The same without ranks that do not wait but have stopped; None: nobody else waits there."""
+    """Remove ranks that have stopped rather than wait; None if no waiting rank is left."""
     waiting = tuple(rank for rank in blocked.waiting if rank not in ranks)
     return replace(blocked, waiting=waiting) if waiting else None
 
 
 def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> BlockedRanks:
-    """Everyone who is in one of the calls from a number on, up to where somebody else is missing, too."""
+    """Collect everyone in a call from `sequence` up to, but not including, `end`, from where on other ranks are missing, too."""
     calls: dict[int, Call] = {}
     for rank, track in table.tracks.items():
         inside = [number for number in track.open if sequence <= number < end]
@@ -146,7 +153,7 @@ def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> Blocked
 
 
 def _known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(who is absent, whose copy is too old to tell)."""
+    """Return the ranks that are absent, and those whose copy is too old to tell."""
     fresh: list[int] = []
     old: list[int] = []
     for rank in ranks:
@@ -157,7 +164,10 @@ def _known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[
 
 
 def _is_lasting(board: Board, calls: dict[int, Call]) -> bool:
-    """By each rank's own clock, as of its copy. A dump without its time is of a job that hung."""
+    """Whether the calls were open for long at the time of the copy, by each rank's own clock.
+
+    A dump without a time stems from a job that hung.
+    """
     return all(
         board.flights[rank].taken_ns == 0 or board.flights[rank].taken_ns - call.created_ns >= LASTING_NS
         for rank, call in calls.items()
@@ -166,14 +176,14 @@ def _is_lasting(board: Board, calls: dict[int, Call]) -> bool:
 
 @dataclass(frozen=True)
 class WaitCycle:
-    """Ranks that wait for each other, and the waits in which they do."""
+    """Ranks that wait for each other, and the waits that form the cycle."""
 
     ranks: tuple[int, ...]
     blocked: tuple[BlockedRanks, ...]
 
 
 def chain_ends(blocked: Sequence[BlockedRanks], excused: Collection[int]) -> set[int]:
-    """Ranks that others wait for and that wait for nobody; without those for whom only `excused` ranks wait."""
+    """Return ranks that are awaited and wait for nobody, except those awaited only by `excused` ranks."""
     waiting = {rank for block in blocked for rank in block.waiting}
     awaited = {
         rank for block in blocked if any(waiter not in excused for waiter in block.waiting) for rank in block.awaited
@@ -194,7 +204,11 @@ def waits_for(start: int, end: int, blocked: Sequence[BlockedRanks]) -> bool:
 
 
 def wait_cycles(blocked: Sequence[BlockedRanks]) -> list[WaitCycle]:
-    """Cycles of waits. A wait is a node between its waiting and its awaited ranks: the cost grows with the waits, not with pairs of ranks."""
+    """Find cycles of waits.
+
+    A wait is a node between its waiting and its awaited ranks, so that the cost grows with the waits and not with pairs
+    of ranks.
+    """
     edges: dict[int, list[int]] = defaultdict(list)
     for index, block in enumerate(blocked):
         edges[~index] = list(block.awaited)
@@ -211,7 +225,10 @@ def wait_cycles(blocked: Sequence[BlockedRanks]) -> list[WaitCycle]:
 
 
 def _strong_parts(edges: dict[int, list[int]]) -> list[list[int]]:
-    """Nodes that can reach each other (Tarjan, without recursion: a chain may be as long as the job has ranks)."""
+    """Find the strongly connected components of a graph with Tarjan's algorithm.
+
+    It does not recurse: a chain may be as long as the job has ranks.
+    """
     order: dict[int, int] = {}
     lowest: dict[int, int] = {}
     stack: list[int] = []
@@ -245,7 +262,7 @@ def _strong_parts(edges: dict[int, list[int]]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _End:
-    """One rank's messages on a line, by number."""
+    """The messages of one rank to or from another, by number."""
 
     rank: int
     calls: dict[int, Call]
@@ -256,7 +273,7 @@ class _End:
 
 
 def blocked_in_messages(board: Board) -> Iterator[BlockedRanks]:
-    """Who is in a message that the other end has not come to."""
+    """Yield each rank that is in a message which the other end has not reached."""
     for (group, *_), (one, other) in _lines(board).items():
         for end, peer in ((one, other), (other, one)):
             call = _unanswered(end, peer)
@@ -270,7 +287,7 @@ def blocked_in_messages(board: Board) -> Iterator[BlockedRanks]:
 
 
 def deviating_messages(board: Board) -> Iterator[Deviation]:
-    """Messages whose two ends do not have the same size or dtype: the first of each line."""
+    """Yield the first message between each two ranks whose ends do not have the same size or dtype."""
     for (group, *_), (one, other) in _lines(board).items():
         if not _is_numbered_alike(one, other):
             continue
@@ -295,7 +312,7 @@ def deviating_messages(board: Board) -> Iterator[Deviation]:
 
 
 def messages_under_way(board: Board) -> Iterator[tuple[int, Call, int, Call]]:
-    """Messages that both ends are in and that are not over at either: (rank, its call, the other, its call), from both sides."""
+    """Yield messages that both ends are in and neither has completed, as (rank, its call, the other, its call), from both sides."""
     for one, other in _lines(board).values():
         for sequence in one.calls.keys() & other.calls.keys():
             sent, received = one.calls[sequence], other.calls[sequence]
@@ -305,7 +322,7 @@ def messages_under_way(board: Board) -> Iterator[tuple[int, Call, int, Call]]:
 
 
 def _lines(board: Board) -> dict[Line, tuple[_End, _End]]:
-    """Every line on which a message is known: (sender's end, receiver's end)."""
+    """Return the ends of every line on which a message is known: (sender's end, receiver's end)."""
     calls: dict[tuple[Line, bool], dict[int, Call]] = defaultdict(dict)
     for rank in board.senders:
         for call in board.flights[rank].calls:
@@ -334,7 +351,7 @@ def _line(board: Board, rank: int, call: Call) -> Line | None:
 
 
 def _is_numbered_alike(one: _End, other: _End) -> bool:
-    """Whether the messages that both ends hold have the same numbers."""
+    """Whether the two ends use the same numbers for the messages that both recorders hold."""
     if not one.calls or not other.calls:
         return False
     low = max(min(one.calls), min(other.calls))
@@ -344,7 +361,7 @@ def _is_numbered_alike(one: _End, other: _End) -> bool:
 
 
 def _unanswered(end: _End, peer: _End) -> Call | None:
-    """The first message that this end is in and the other is not."""
+    """Return the first open message of this end that the other end has not entered; None if there is none."""
     waiting = end.open
     if not waiting:
         return None
@@ -363,7 +380,7 @@ def _difference(sent: Call, received: Call) -> Kind | None:
 
 
 def _numel(call: Call) -> int:
-    """Only the number of elements must agree: each end may keep them in a shape of its own."""
+    """Return the number of elements: only this must agree, because each end may use a shape of its own."""
     return sum(map(math.prod, call.sizes))
 
 
