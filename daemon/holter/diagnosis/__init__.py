@@ -1,4 +1,4 @@
-"""Diagnosis explains: findings become incidents, incidents get ranked causes, and causes get words.
+"""Diagnosis: findings become incidents, incidents get ranked causes, and causes are put into words.
 
 correlate   findings -> incidents: what began it, what it brought about
 rank_causes a finding -> the causes that fit, the surest first

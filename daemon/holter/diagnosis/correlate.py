@@ -1,15 +1,16 @@
-"""Findings become incidents, and incidents end: one NaN is not forty alarms.
+r"""Group findings into incidents and close incidents that are over, so that one NaN does not raise forty alarms.
 
-The first finding in time and in causal order leads an incident; what it brought about is listed under it. The families of faults say
-which detector's findings can follow from which (`BRINGS_ABOUT`), and where in a step a fault begins (`Stage`): weights that differ
-before the step can make a NaN in it, weights that differ after it can be made by one.
+The first finding in time and in causal order leads an incident; findings that it brought about are listed under it. The
+families of faults declare which detector's findings can follow from which (`BRINGS_ABOUT`), and where in a step a fault
+begins (`Stage`): weights that differ before the step can cause a NaN in it, weights that differ after it can be caused
+by one.
 
     finding    stands ........ gone                       back: another incident, another strike
     incident   open ..............|-- HOLD_NS, and steps --| closed
 
-An incident keeps its id when its leading finding is understood better, or turns out to be a consequence itself. Only causes that
-leave nothing behind pass (`passes_after_steps`), and only while the job goes on: a rank that nobody sees any more has not recovered,
-and weights that took a NaN are not mended by a window that forgets.
+An incident keeps its id when its leading finding is understood better, or turns out to be a consequence itself. Only
+causes that leave nothing behind can pass (`passes_after_steps`), and only while the job continues: a rank that nobody
+sees any more has not recovered, and weights that took a NaN are not repaired when the window forgets it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,33 +24,33 @@ from holter.faults.window import Window
 from holter.records import Finding
 
 HOLD_NS = 60 * 10**9
-"""An incident closes only after nothing of it was found for so long."""
+"""Nanoseconds for which nothing of an incident may be found before it closes."""
 _PLACE = {name: place for place, name in enumerate(DETECTORS)}
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings that have one cause."""
+    """Findings that share one cause."""
 
     id: str
     leading: Finding
     consequences: tuple[Finding, ...] = ()
-    """At most one a detector: the first."""
+    """Findings that the leading one brought about; at most one for each detector, the first."""
     merged_into: str | None = None
-    """The incident of which this one turned out to be a part."""
+    """Id of the incident that this one turned out to be a part of; None if it stands by itself."""
     is_closed: bool = False
-    """It has passed: what is found from now on is another one."""
+    """Whether the incident has passed; what is found from now on belongs to another one."""
 
     @property
     def is_open(self) -> bool:
-        """Whether findings still belong here."""
+        """Whether new findings can still belong to this incident."""
         return not self.is_closed and self.merged_into is None
 
 
 def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, stamp: str) -> tuple[Incident, ...]:
-    """The incidents that are new or changed, in order of id.
+    """Sort findings into incidents and return the incidents that are new or changed, in the order in which they were touched.
 
-    `incidents` are all of the run, open or not; `stamp` begins the ids of new ones: `20261115T101500` makes `20261115T101500-1`.
-    Findings that still need evidence are left for the next round.
+    `incidents` are all of the run, open or not; `stamp` begins the ids of new ones: `20261115T101500` makes
+    `20261115T101500-1`. Findings that still need evidence are left for the next round.
     """
     known = {incident.id: incident for incident in incidents}
     changed: dict[str, Incident] = {}
@@ -60,7 +61,7 @@ def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, sta
 
 
 def moment(finding: Finding) -> tuple[int, int, int]:
-    """Where in the run, and where in its step, a finding began."""
+    """Return a sort key for when a finding began: its step, and the place within the step."""
     stage = STAGE_OF_CLASS.get(engine_facts(finding).get("first_class", ""))
     if stage is not None:
         return finding.first_step, stage, -1
@@ -69,7 +70,7 @@ def moment(finding: Finding) -> tuple[int, int, int]:
 
 
 def brings_about(leader: Finding, follower: Finding) -> bool:
-    """Whether a line of `BRINGS_ABOUT` explains one finding by the other."""
+    """Whether a line of `BRINGS_ABOUT` explains the follower by the leader."""
     return any(_applies(line, leader, follower) for line in BRINGS_ABOUT)
 
 
@@ -97,7 +98,7 @@ def _incident_per(finding: Finding) -> str:
 
 
 def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[Incident]:
-    """The incidents that change when this finding is put where it belongs."""
+    """Return the incidents that change when this finding is added."""
     open_incidents = [incident for incident in known.values() if incident.is_open]
     for incident in open_incidents:
         if is_same(incident.leading, finding):
@@ -115,7 +116,7 @@ def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[In
 
 
 def is_same(leading: Finding, finding: Finding) -> bool:
-    """The same detector about the same event, the same step, or the same cause on the same ranks."""
+    """Whether both findings come from one detector and concern the same event, the same step, or the same cause on the same ranks."""
     if leading.detector != finding.detector:
         return False
     if _incident_per(finding) == "run" or leading.first_step == finding.first_step:
@@ -126,12 +127,12 @@ def is_same(leading: Finding, finding: Finding) -> bool:
 
 
 def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
-    # A window forgets: what is seen later of the same fault says less about how it began.
+    # The window forgets: what is seen later of the same fault says less about how it began.
     is_per_run, began = _incident_per(finding) == "run", incident.leading.first_step
     is_later = finding.first_step > began
     is_same_cause = top_cause(finding) == top_cause(incident.leading)
     if is_later and is_per_run and is_same_cause and set(incident.leading.ranks) <= set(finding.ranks):
-        # One event has one step: what a log line, a pager and halt.json have said of it stays true.
+        # An event keeps its step, so that what a log line, a pager and halt.json said of it stays true.
         finding = msgspec.structs.replace(finding, first_step=began)
     if (is_later and not is_per_run) or _substance(finding) == _substance(incident.leading):
         return []
@@ -139,7 +140,10 @@ def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
 
 
 def _substance(finding: Finding) -> tuple[object, ...]:
-    """What must differ for a finding to be news; counts in its facts and evidence grow with every step."""
+    """Return what must differ for a finding to be news.
+
+    Counts are left out, because those in facts and evidence grow with every step.
+    """
     facts = {name: value for name, value in finding.facts.items() if value is None or isinstance(value, bool | list)}
     return finding.severity, finding.first_step, finding.ranks, finding.tensors, finding.modules, facts
 
@@ -158,7 +162,7 @@ def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def can_pass(incident: Incident) -> bool:
-    """Whether everything in it leaves nothing behind."""
+    """Whether the incident can close by itself, because none of its findings leaves damage behind."""
     return all(_leaves_nothing(one) for one in (incident.leading, *incident.consequences))
 
 
@@ -169,7 +173,7 @@ def _leaves_nothing(finding: Finding) -> bool:
 
 
 def stands(incident: Incident, findings: Iterable[Finding]) -> bool:
-    """Whether any of its findings stands now, even as a suspicion."""
+    """Whether any finding of the incident is present now, even as a suspicion."""
     followers = {one.detector for one in incident.consequences}
     return any(
         one.detector in followers
@@ -180,7 +184,7 @@ def stands(incident: Incident, findings: Iterable[Finding]) -> bool:
 
 
 def has_passed(incident: Incident, absent_since_ns: int, window: Window, now_ns: int) -> bool:
-    """Nothing of it was found for long enough, its ranks are there, and the job went on meanwhile."""
+    """Whether nothing of the incident was found for long enough while its ranks were in sight and the job continued."""
     if now_ns - absent_since_ns < HOLD_NS or not can_pass(incident):
         return False
     entry = CAUSES[top_cause(incident.leading)]

@@ -1,11 +1,13 @@
-"""Differential diagnosis: which causes fit what a detector saw, and what it looked for and did not see; and the record that says so.
+"""Differential diagnosis: which causes fit what a detector saw, and what it looked for and did not see.
 
-The rows of all causes (`CauseEntry.rows`) are the whole of it. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
+The rows of all causes (`CauseEntry.rows`) hold all of this knowledge. A fact is True (seen), False (looked for, not
+seen) or None (nobody looked).
 
     a row fits when   every fact in `seen` is True, in `absent` is False, in `unknown` is None, and no fact in `unless` is True
 
-Of the rows that fit, the surest of each cause counts. A confidence under 0.70 must say which evidence is missing. An incident with its ranked
-causes becomes a `Diagnosis`: the public record that a person, a pager and a test read.
+Of the rows that fit, the one with the highest confidence counts for each cause. A confidence under 0.70 must say which
+evidence is missing. An incident with its ranked causes becomes a `Diagnosis`: the public record that a person, a pager
+and a test read.
 """
 
 import re
@@ -20,15 +22,15 @@ from holter.faults.shared.wording import modules_of
 from holter.records import Basis, Cause, Diagnosis, Directive, Evidence, Finding, Hypothesis, Severity
 
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
-"""No confidence exceeds what its basis allows."""
+"""Highest confidence that each basis allows."""
 NEGLIGIBLE = 0.20
-"""Alternatives below this are left out; the leading cause is named however unsure it is."""
+"""Alternative causes below this confidence are left out; the leading cause is named however low its confidence is."""
 SURE = 0.70
-"""Below this a diagnosis says which evidence is missing."""
+"""Below this confidence, a diagnosis says which evidence is missing."""
 WORST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
-"""An incident is as grave as the gravest of what it brought about."""
+"""Severities from worst to mildest; an incident takes the worst of all its findings."""
 MAX_STRIKES = 3
-"""After so many returns of the same cause the assumption itself is in doubt."""
+"""After so many returns of the same cause, the diagnosis itself is in doubt."""
 
 NOT_LOOKED = "This was not looked for."
 SEEN = "This was seen, and speaks against it."
@@ -38,17 +40,17 @@ LOOKED = (NOT_LOOKED, SEEN, NOT_SEEN)
 STOP = re.compile(
     r"^Stop the run(?:\.|:) |(?<=[.)]) (?:Then e|E)nd the job(?: with SIGKILL \([^)]*\))? and resume from the last good checkpoint\."
 )
-"""How a fix begins or ends for a run that goes on."""
+"""The part of a fix that tells people to stop a running job; it is removed once the run was halted."""
 
 MAX_REMEMBERED = 1024
 _remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
-"""id of a finding -> the finding, which keeps the id its own, and its causes."""
+"""Ranked causes by the id() of their finding. The finding is kept too, so that no other object gets its id."""
 
 
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:
-    """Every cause that fits, the surest first; never empty for a finding of a detector in `faults.ALL`.
+    """Return every cause that fits, highest confidence first; never empty for a finding of a detector in `faults.ALL`.
 
-    Ranked once for each finding: correlating, explaining and closing ask again and again in one judgement.
+    Cached for each finding, because correlating, explaining and closing all ask within one judgement.
     """
     known = _remembered.get(id(finding))
     if known is None:
@@ -63,7 +65,7 @@ def _ranked(finding: Finding) -> tuple[Cause, ...]:
 
 
 def rank_by(rows: Iterable[tuple[CauseEntry, Row]], finding: Finding) -> tuple[Cause, ...]:
-    """Every cause of which one of these rows fits, the surest first."""
+    """Return every cause of which one of these rows fits, highest confidence first."""
     fitting: dict[str, tuple[CauseEntry, list[Row]]] = {}
     for entry, row in rows:
         if row.fits(finding):
@@ -78,7 +80,7 @@ def rank_by(rows: Iterable[tuple[CauseEntry, Row]], finding: Finding) -> tuple[C
 
 
 def top_cause(finding: Finding) -> str:
-    """The slug of the likeliest cause; empty if none fits."""
+    """Return the slug of the most likely cause; empty if none fits."""
     causes = rank_causes(finding)
     return causes[0].cause if causes else ""
 
@@ -139,7 +141,11 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     plots: Sequence[Evidence] = (),
     causes: tuple[Cause, ...] = (),
 ) -> Diagnosis:
-    """The diagnosis of what `leading` and its consequences show; the caller gives identity, times, plots and what was decided, and the causes where no live detector found it."""
+    """Write the diagnosis of a finding and its consequences.
+
+    The caller supplies identity, times, plots and the directive, and also the causes if no live detector made the
+    finding.
+    """
     causes = causes or rank_causes(leading)
     assert causes, f"no line of the differential speaks of {leading.detector}"
     first, *others = causes
@@ -165,7 +171,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
 
 
 def hypotheses(causes: Sequence[Cause]) -> tuple[Hypothesis, ...]:
-    """The causes behind the first, in the order to test: each with what would confirm it and what would rule it out."""
+    """Return the causes behind the first in the order to test them, each with what would confirm it and what would rule it out."""
     return tuple(
         Hypothesis(
             cause=cause.cause,
@@ -188,10 +194,13 @@ def hypotheses(causes: Sequence[Cause]) -> tuple[Hypothesis, ...]:
 
 
 def strike_out(diagnosis: Diagnosis, strikes: int, lessons: str) -> Diagnosis:
-    """Say that so many fixes of this cause, in this run and earlier ones, did not hold, and what they taught. What was only inferred gives way to its alternatives."""
+    """Record that so many fixes of this cause did not hold, in this run and earlier ones, with the lessons.
+
+    A cause that was only inferred gives way to its alternatives.
+    """
     is_known = any(evidence.kind == "strikes" for evidence in diagnosis.causes[0].evidence)
     is_seen = diagnosis.causes[0].basis == "observation" and diagnosis.causes[0].confidence >= SURE
-    # Runs beside each other may have one fault each: what this one shows by itself is not outvoted by the others.
+    # Concurrent runs may have one fault each: what this run shows by itself is not overruled by the others.
     causes = diagnosis.causes if is_known or is_seen else _in_doubt(diagnosis.causes, strikes)
     causes = (_with(causes[0], [Evidence(kind="strikes", summary=lessons, values={"strikes": strikes})]), *causes[1:])
     return msgspec.structs.replace(diagnosis, strikes=strikes, causes=causes, hypotheses=hypotheses(causes))
@@ -204,7 +213,7 @@ def _severity(cause: str, leading: Finding, consequences: Sequence[Finding]) -> 
 
 
 def after_halt(causes: Sequence[Cause], go_on: str) -> tuple[Cause, ...]:
-    """The same causes once the run was halted: nobody is told to stop it, but from where to go on."""
+    """Return the causes of a halted run, with fixes that say where to resume from instead of telling people to stop it."""
     return tuple(
         msgspec.structs.replace(cause, fix=msgspec.structs.replace(cause.fix, do=_do_after_halt(cause.fix.do, go_on)))
         for cause in causes
@@ -233,7 +242,7 @@ def _consequence(finding: Finding) -> Evidence:
 
 
 def _in_doubt(causes: tuple[Cause, ...], strikes: int) -> tuple[Cause, ...]:
-    """Put the alternatives first: this cause was named, presumably mended, and came back."""
+    """Put the alternatives first, because this cause was named, presumably repaired, and came back."""
     first, *others = causes
     so = "so the alternatives are put first" if others else "and no alternative fits what was seen"
     text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, {so}"

@@ -1,16 +1,17 @@
-"""The series that belong to a finding: as evidence in its diagnosis, and drawn in a report. Pure.
+r"""Plots of a finding's series: stored as evidence in its diagnosis, and drawn in a report. Pure.
 
     {"title": "loss", "log": False, "mark": 40, "lines": [{"name": "mean of 2 ranks", "steps": [..], "values": [1.4, .., None]}]}
     {"title": "exponents of the gradients", "mark": 40, "bars": [{"label": "2^-24", "value": 12}, ..]}
     {"title": "gradient norm by layer", "mark": 40, "heat": {"steps": [0, 10], "rows": [{"name": "head", "values": [0.1, None]}]}}
     {"title": "shares of the parameters", "shares": [{"name": "embeddings", "value": 0.79}, ..]}
 
-None stands where a value was not finite. A line has at most 200 points: of every stretch the lowest, the highest and what is not
-finite stay. A plot illustrates; no cause rests on it.
+None stands for a value that was not finite. A line has at most 200 points: each stretch keeps its lowest and highest
+value, and one that is not finite. A plot only illustrates; no cause is concluded from it.
 
-Drawn it is inline SVG: no script, nothing fetched, colours from the page's variables so that light and dark both read well. Everything that
-is not a number comes from the training script and is escaped. A value that was not finite breaks its line and is shown as a cross at the
-top; the step at which the incident began is a dashed line with its number.
+Plots are drawn as inline SVG: without scripts or external files, and with the page's colour variables, so that they
+read well on light and dark pages. All text comes from the training script and is escaped. A value that was not finite
+interrupts its line and is shown as a cross at the top; the step at which the incident began is a dashed line with its
+number.
 """
 
 import html
@@ -27,27 +28,27 @@ KIND = "series"
 MAX_PLOTS, MAX_LINES, MAX_POINTS = 8, 8, 200
 MAX_HEAT_ROWS, MAX_HEAT_STEPS = 40, 80
 MIN_POINTS = 2
-"""A line of fewer shows nothing."""
+"""A series with fewer points is not drawn."""
 LOG_FROM = 100.0
-"""Where the largest value is so many times the smallest above zero, the scale is logarithmic."""
+"""The scale is logarithmic from this ratio of the largest to the smallest positive value on."""
 
 Point = tuple[int, float | None]
 Line = tuple[str, list[Point]]
 
 EXPONENTS_OF_BUCKET, LOWEST_EXPONENT = 8, -127
 EDGES = {"float16": ((-24, "float16: smaller is 0"), (16, "float16: larger is Inf"))}
-"""Dtypes with a smaller range than float32 -> the exponents at which the range ends."""
+"""Dtypes with a smaller range than float32, with the exponents at which that range ends."""
 
 WIDTH, HEIGHT = 680, 210
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 26, 34
 NUM_TICKS = 5
 BARS, GAP = "▁▂▃▄▅▆▇█", "!"
 SIDES = ("lowest rank", "highest rank")
-"""Names of the lines that are drawn fainter than the first."""
+"""Names of the lines that are drawn fainter than the first one."""
 
 
 def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
-    """The plots for a finding: first what its detector looked at, then what everyone asks for."""
+    """Return the plots for a finding: first the series that its detector used, then those that everyone asks for."""
     mark = finding.first_step
     clipping = ("clipped above", _means(window.values("clip.limit")))
     named = [name for name in engine_facts(finding).get("series", []) if name not in {"loss", "gradient_norm"}]
@@ -66,7 +67,10 @@ def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
 
 
 def heat_map(title: str, rows: Mapping[str, Sequence[Point]], mark: int) -> Evidence | None:
-    """Many series side by side, a row each, in their own order, coloured by the logarithm of their values; of too many rows and steps an even choice."""
+    """Make a heat map of many series, a row each, in the given order.
+
+    Colours follow the logarithm of the values; if there are too many rows or steps, an even selection is shown.
+    """
     steps = sorted({step for points in rows.values() for step, _ in points})
     if len(rows) < MIN_POINTS or len(steps) < MIN_POINTS:
         return None
@@ -92,7 +96,7 @@ def heat_map(title: str, rows: Mapping[str, Sequence[Point]], mark: int) -> Evid
 
 
 def shares(title: str, parts: Mapping[str, float]) -> Evidence:
-    """Parts of a whole, the largest first."""
+    """Make a plot of the parts of a whole, given largest first."""
     told = ", ".join(f"{name} {value:.0%}" for name, value in parts.items())
     return Evidence(
         kind=KIND,
@@ -106,7 +110,7 @@ def shares(title: str, parts: Mapping[str, float]) -> Evidence:
 
 
 def thinned(points: Sequence[Point], keep: int) -> list[Point]:
-    """At most MAX_POINTS of them, the extremes of every stretch among them, and the one at step `keep`."""
+    """Reduce a line to at most MAX_POINTS points; the extremes of every stretch and the point at step `keep` are kept."""
     if len(points) <= MAX_POINTS:
         return list(points)
     width = math.ceil(len(points) / ((MAX_POINTS - 5) // 3))
@@ -118,7 +122,7 @@ def thinned(points: Sequence[Point], keep: int) -> list[Point]:
 
 
 def words(title: str, line: Sequence[Point], mark: int) -> str:
-    """A line in a sentence: `loss: 1.38 at step 20, 1.37 at step 39, not finite at step 40`."""
+    """Describe a line in a sentence: `loss: 1.38 at step 20, 1.37 at step 39, not finite at step 40`."""
     at = next((number for number, (step, _) in enumerate(line) if step >= mark), len(line) - 1)
     places = sorted({0, max(0, at - 1), at, len(line) - 1})
     return f"{title}: " + ", ".join(f"{_figure(line[place][1])} at step {line[place][0]}" for place in places)
@@ -153,7 +157,7 @@ def _plot(title: str, lines: Iterable[Line], mark: int) -> Evidence | None:
 
 
 def _over_ranks(window: Window, name: str) -> list[Line]:
-    """The ranks' mean, and their lowest and highest where these differ."""
+    """Return the mean over the ranks, and the lowest and highest rank if they differ."""
     said = window.values(name)
     if not said:
         return []
@@ -166,7 +170,10 @@ def _over_ranks(window: Window, name: str) -> list[Line]:
 
 
 def _lags(window: Window, finding: Finding) -> Iterator[Line]:
-    """Of ranks that come late, and what the others are used to; a rank that was not among the few latest was not late."""
+    """Yield the lags of the late ranks, and the largest lag usual among the others.
+
+    A rank that was not among the few latest counts as not late.
+    """
     ranks = engine_facts(finding).get("late_ranks", [])[: MAX_LINES - 1]
     for rank in ranks:
         late = [
@@ -179,12 +186,12 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
 
 
 def _means(said: Iterable[tuple[int, Spread]]) -> list[Point]:
-    """The points of a line; a step that was not finite on one rank is not finite."""
+    """Return the points of the mean; a step is not finite if it was not finite on one rank."""
     return [(step, None if spread.num_nonfinite else _finite(spread.mean)) for step, spread in said]
 
 
 def _distances(window: Window) -> Iterator[Line]:
-    """The spread of a projection over the norm, for each class of tensors in which the ranks differ."""
+    """Yield, for each class of tensors in which the ranks differ, the spread of a projection relative to the norm."""
     names = sorted({name for entry in window.series for name in entry.numbers if name.startswith("sum.")})
     for name in names:
         norms = dict(window.values(f"norm.{name.removeprefix('sum.')}"))
@@ -199,7 +206,7 @@ def _distances(window: Window) -> Iterator[Line]:
 
 
 def _by_module(window: Window, finding: Finding, of: Callable[[ModuleVitals], float]) -> list[Line]:
-    """Those that the finding names, then those that moved most."""
+    """Return a line for each module: those that the finding names first, then those that changed most."""
     lines: dict[str, dict[int, float | None]] = {}
     for note, vitals in window.notes_of(Vitals):
         for module in vitals.modules:
@@ -222,7 +229,7 @@ def _changing(lines: list[Line]) -> list[Line]:
 
 
 def _occupancy(window: Window, finding: Finding) -> Evidence | None:
-    """Which exponents the gradients had when they were last looked at before it was seen."""
+    """Plot the exponents of the gradients at the last look before the detection; None if there was none."""
     looks = [
         (note, vitals)
         for note, vitals in window.notes_of(Vitals)
@@ -257,7 +264,7 @@ def _occupancy(window: Window, finding: Finding) -> Evidence | None:
 
 
 def _oldest(mark: int) -> int:
-    """A series that ended before this step says nothing about the marked one."""
+    """Return the step before which a series must not have ended to say something about the marked step."""
     return mark // 2
 
 
@@ -287,7 +294,7 @@ def _figure(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places in the drawing."""
+    """Maps values to coordinates in the drawing."""
 
     low: float
     high: float
@@ -296,7 +303,7 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """The place of a value; on a logarithmic scale nothing lies below the lowest."""
+        """Return the coordinate of a value; on a logarithmic scale, values below the lowest are drawn at the lowest."""
         value = max(value, self.low) if self.is_log else value
         low, high, value = (math.log10(one) if self.is_log else one for one in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
@@ -304,7 +311,7 @@ class Scale:
 
 
 def figure(plot: Evidence, number: int) -> str:
-    """One plot as an HTML figure; empty if there is nothing in it to draw."""
+    """Return one plot as an HTML figure; if it cannot be drawn, only its summary as text."""
     values = plot.values
     try:
         body, height = _body(values)
@@ -329,7 +336,10 @@ def _body(values: dict[str, Any]) -> tuple[str, int]:
 
 
 def sparkline(plot: Evidence, width: int = 32) -> str:
-    """The first line, the bars, the shares or the last column of a heat map in block letters; `!` stands where a value was not finite."""
+    """Draw a plot in one line of block letters; `!` stands for values that were not finite.
+
+    Shown are the first line, the bars, the shares, or the last column of a heat map.
+    """
     values = plot.values
     if values.get("heat"):
         ends = [row["values"][-1] for row in values["heat"]["rows"]]
@@ -355,7 +365,7 @@ def sparkline(plot: Evidence, width: int = 32) -> str:
 
 
 def ticks(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
-    """Round numbers within a range: a 1, 2 or 5 and zeros apart."""
+    """Return round numbers within a range, at distances of 1, 2 or 5 times a power of ten."""
     if high <= low:
         return [low]
     rough = (high - low) / num
@@ -366,7 +376,7 @@ def ticks(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
 
 
 def decades(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
-    """Powers of ten within a range, not too many."""
+    """Return about `num` powers of ten within a range."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first + 1) / num)))]
 
@@ -407,7 +417,7 @@ def _grid(upwards: Scale, values: Iterable[float]) -> Iterator[str]:
 
 
 def _mark(x: float, label: str, *, is_bound: bool = False) -> Iterator[str]:
-    """A dashed line; a step has its label on the inner side, a bound of the dtype on the outer one."""
+    """Draw a dashed vertical line. A step's label is on the inner side, that of a dtype's bound on the outer one."""
     is_before = x < WIDTH / 2 if is_bound else x > WIDTH / 2
     side, shift = ("end", -6) if is_before else ("start", 6)
     yield f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{HEIGHT - BOTTOM}"/>'
@@ -415,7 +425,7 @@ def _mark(x: float, label: str, *, is_bound: bool = False) -> Iterator[str]:
 
 
 def _look(number: int, line: dict[str, Any]) -> str:
-    """A class: a page that forbids styles in its markup can show it too."""
+    """Return the CSS class of a line; a class also works on pages that forbid inline styles."""
     return "side" if line["name"] in SIDES else f"c{number % 8}"
 
 
@@ -456,11 +466,15 @@ def _bars(values: dict[str, Any]) -> str:
 
 
 HEAT_LEFT, HEAT_ROW, NUM_HEATS = 230, 14, 7
-"""Classes `h0` to `h6`: from the smallest to the largest."""
+"""Geometry of a heat map, and the number of its colour classes: `h0` to `h6`, from the smallest to the largest
+value."""
 
 
 def _heat(values: dict[str, Any]) -> tuple[str, int]:
-    """A row a layer, a column a step; what was not finite has the mark's colour, what was exactly zero none."""
+    """Draw a heat map with a row for each layer and a column for each step.
+
+    Values that were not finite have the mark's colour, values of exactly zero have none.
+    """
     steps, rows = values["heat"]["steps"], values["heat"]["rows"]
     sizes = [math.log10(value) for row in rows for value in row["values"] if value]
     low, high = (min(sizes), max(sizes)) if sizes else (0.0, 0.0)
@@ -500,7 +514,7 @@ MAX_NAME = 34
 
 
 def _warmth(value: float | None, low: float, high: float) -> str:
-    """The class of a cell's colour; empty: it is exactly zero."""
+    """Return the CSS class of a cell's colour; empty if its value is exactly zero."""
     if value is None:
         return "hot"
     if value <= 0:
@@ -542,7 +556,7 @@ def _short(value: float) -> str:
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
-    """A drawn line's points again."""
+    """Return the points of a stored line."""
     return list(zip(line["steps"], line["values"], strict=False))
 
 
@@ -560,4 +574,4 @@ svg .h0 { fill: #e6f0fa; } svg .h1 { fill: #c3dcf3; } svg .h2 { fill: #93bfe8; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; color: var(--faint); font-size: .85rem; }
 .legend i { display: inline-block; width: 1.1em; height: .25em; margin-right: .4em; vertical-align: middle; }
 """.strip()
-"""Beside the page's own `--ink`, `--faint` and `--line`."""
+"""CSS of the plots; it uses the page's own `--ink`, `--faint` and `--line`."""

@@ -1,10 +1,11 @@
-"""A diagnosis for people: a line, a terminal, Markdown, one HTML file.
+"""Write a diagnosis for people: as a line, for a terminal, as Markdown, or as one HTML file.
 
-All say the same in the same order: what is wrong and where, what to do now, why we think so, what it looked like, what speaks
-against it, what else it could be. Pure: text in, text out; the clock was read by whoever made the diagnosis.
+All formats say the same in the same order: what is wrong and where, what to do now, why we think so, what it looked
+like, what speaks against it, and what else it could be. Pure: text in, text out; the clock was read by whoever made the
+diagnosis.
 
-Evidence that is read in columns, stacks and last collectives, is shown as blocks of fixed width. Ranks wrote what is in them: no line may
-move a cursor, end its fence or become a tag.
+Evidence that is read in columns, such as stacks and last collectives, is shown as blocks of fixed-width text. Its
+content was written by ranks: no line may move the cursor, end its fence or become a tag.
 """
 
 import html
@@ -18,31 +19,31 @@ from holter.records import Cause, Diagnosis, Evidence, Fix, Hypothesis
 from holter.records.titles import titled
 
 MAX_NAMES = 12
-"""Tensors and ranks listed before the rest is counted; the JSON has all."""
+"""Number of tensors and ranks listed before the rest is only counted; the JSON has all."""
 COLORS = {"critical": "\x1b[1;31m", "warning": "\x1b[1;33m", "info": "\x1b[1;36m"}
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 STACKS, LAST_COLLECTIVES = "stacks", "last_collectives"
 MAX_BLOCK_LINES = 200
-"""Of one block of stacks or calls; the JSON has all."""
+"""Largest number of lines of a block of stacks or calls; the JSON has all."""
 BRANCHES = str.maketrans({"├": "│", "└": " ", "─": " "})
 MIN_WIDTH = 24
-"""Nothing is folded more narrowly."""
+"""Smallest width in characters to which lines are folded."""
 TREE = re.compile(r"[ │├└─]*")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines that keep their places, and what they are."""
+    """Fixed-width lines with a caption."""
 
     caption: str
     lines: tuple[str, ...]
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The same side by side, where there is room: who, and their lines."""
+    """The same content in columns, for formats with room to show them side by side: (title, lines)."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it, before any format."""
+    """A heading with its content, independent of any format."""
 
     title: str
     paragraphs: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class Section:
 
 
 def sections(diagnosis: Diagnosis) -> Iterator[Section]:
-    """In the order in which a person wants to know."""
+    """Yield the sections of a report in the order in which a reader needs them."""
     cause = diagnosis.causes[0]
     if diagnosis.closed_at:
         over = f"Closed {diagnosis.closed_at}: it passed, or the run was started again. What follows is how it was."
@@ -85,7 +86,7 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
 
 
 def _others(diagnosis: Diagnosis, cause: Cause) -> Iterator[Section]:
-    """What the first cause rests on, and those behind it."""
+    """Yield the sources that the first cause rests on, and the other causes."""
     if cause.sources:
         yield Section("What this pattern rests on", items=cause.sources)
     if diagnosis.hypotheses:
@@ -164,7 +165,7 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    """The first few, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     more = len(names) - MAX_NAMES
     return ", ".join([*names[:MAX_NAMES], f"and {more} more"] if more > 0 else names)
 
@@ -175,7 +176,7 @@ def _sentence(text: str) -> str:
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """One line: `critical: Non-finite input (nonfinite_input) on rank 1 at step 30 (confidence 0.93)`."""
+    """Return the headline: `critical: Non-finite input (nonfinite_input) on rank 1 at step 30 (confidence 0.93)`."""
     cause = diagnosis.causes[0]
     who = "rank" if len(cause.ranks) == 1 else "ranks"
     on = f" on {who} {_listed(tuple(map(str, cause.ranks)))}" if cause.ranks else ""
@@ -184,7 +185,7 @@ def headline(diagnosis: Diagnosis) -> str:
 
 
 def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> str:
-    """For the terminal; no control codes unless `color`."""
+    """Write a diagnosis for the terminal; without control codes unless `color`."""
     lines = [
         *(_paint(line, COLORS[diagnosis.severity], color=color) for line in _wrap(headline(diagnosis), width)),
         "",
@@ -209,7 +210,7 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
-    """For the run directory and for a ticket."""
+    """Write a diagnosis as Markdown, for the run directory or a ticket."""
     lines = [f"# {_md(headline(diagnosis))}", "", _md(diagnosis.symptom), ""]
     for section in sections(diagnosis):
         lines += [f"## {section.title}", ""]
@@ -226,7 +227,10 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 
 def to_html(diagnosis: Diagnosis, *others: Diagnosis) -> str:
-    """One self-contained file: no script, nothing fetched, light or dark as the reader's system is; further diagnoses below the first."""
+    """Write diagnoses as one self-contained HTML file, below one another.
+
+    It has no scripts and fetches nothing; it is light or dark as the reader's system is.
+    """
     return _HTML.format(
         title=_html(headline(diagnosis)),
         severity=_html(diagnosis.severity),
@@ -242,7 +246,7 @@ def to_html(diagnosis: Diagnosis, *others: Diagnosis) -> str:
 
 
 def to_fragment(diagnosis: Diagnosis) -> str:
-    """The same as a piece of another page, which has the styles: no style and no script in it."""
+    """Write a diagnosis as a piece of another HTML page; that page must hold the styles."""
     title, symptom = _html(headline(diagnosis)), _html(diagnosis.symptom)
     body = "\n".join(_html_section(section, 3) for section in sections(diagnosis))
     return f'<h2 class="{_html(diagnosis.severity)}">{title}</h2>\n<p class="symptom">{symptom}</p>\n{body}'
@@ -262,7 +266,7 @@ def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> li
 
 
 def printable(text: str) -> str:
-    """Names come from the training script: none of them may move the cursor."""
+    """Replace control characters, because names come from the training script and must not move the cursor."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -271,7 +275,7 @@ def _paint(text: str, code: str, *, color: bool) -> str:
 
 
 def _md(text: str) -> str:
-    """Names are literal: `layers.*` is no emphasis, `<x>` no tag and `[x](y)` no link."""
+    """Escape Markdown: in names, `layers.*` is no emphasis, `<x>` no tag and `[x](y)` no link."""
     literal = "".join(f"\\{char}" if char in "\\*<" else char for char in printable(" ".join(text.split())))
     return literal.replace("](", "\\](")
 
@@ -294,7 +298,7 @@ def _html_section(section: Section, level: int = 2) -> str:
 
 
 def block_of(evidence: Evidence) -> Block | None:
-    """The block that a piece of evidence carries, if it does."""
+    """Return the fixed-width block that a piece of evidence carries; None if it carries none."""
     if evidence.kind == STACKS:
         made = _made("Stacks of the ranks' main threads, the outermost frame first:", evidence.values, "tree")
         return made and replace(made, columns=tuple(_columns(evidence.values.get("columns"))))
@@ -304,19 +308,19 @@ def block_of(evidence: Evidence) -> Block | None:
 
 
 def block_to_text(block: Block, width: int, indent: str) -> list[str]:
-    """For the terminal; what is too wide goes on below, within its branch."""
+    """Write a block for the terminal; a line that is too wide continues below, within its branch of the tree."""
     return [f"{indent}{part}".rstrip() for line in block.lines for part in _folded(line, width - len(indent))]
 
 
 def block_to_markdown(block: Block) -> list[str]:
-    """Fenced, by a fence that no line can end."""
+    """Write a block as fenced Markdown, with a fence that no line can end."""
     longest = max((len(run) for line in block.lines for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *block.lines, fence]
 
 
 def block_to_html(block: Block) -> str:
-    """Scrolls by itself; the page does not."""
+    """Write a block as an HTML figure that scrolls by itself."""
     caption, text = html.escape(block.caption), html.escape("\n".join(block.lines))
     tree = f'<pre tabindex="0">{text}</pre>'
     if len(block.columns) > 1:
@@ -335,7 +339,7 @@ def _made(caption: str, values: Mapping[str, object], key: str) -> Block | None:
 
 
 def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The columns that can be read; another version may have written them differently."""
+    """Yield (title, lines) of each column that can be read; another version may have written them differently."""
     for one in said if isinstance(said, (list, tuple)) else ():
         if isinstance(one, dict) and isinstance(one.get("frames"), (list, tuple)):
             activity = f"({one['activity']})" if one.get("activity") else ""
@@ -344,7 +348,7 @@ def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _side_by_side(block: Block) -> str:
-    """Columns side by side; lines that all have in common are drawn faint."""
+    """Write the columns side by side; lines that all of them share are drawn faint."""
     stacks = [lines for _, lines in block.columns]
     num_common = next(
         (place for place, frames in enumerate(zip(*stacks, strict=False)) if len(set(frames)) > 1),
@@ -359,7 +363,7 @@ def _side_by_side(block: Block) -> str:
 
 
 def _line(entry: object) -> str:
-    """One line, whatever it was; its leading spaces are its place."""
+    """Format one entry as a line; leading spaces are kept, because they show its place."""
     text = "  ".join(f"{key} {value}" for key, value in entry.items()) if isinstance(entry, dict) else str(entry)
     return printable(text.replace("\n", " ").replace("\t", " ").replace("\r", " "))
 
@@ -405,7 +409,7 @@ _BLOCK_STYLE = """
 """.strip()
 
 FRAGMENT_STYLE = f"{plots.STYLE}\n{_BLOCK_STYLE}\n"
-"""What a page needs that shows fragments, beside its own `--ink`, `--paper`, `--faint` and `--line`."""
+"""CSS for a page that shows fragments; it uses the page's own `--ink`, `--paper`, `--faint` and `--line`."""
 
 _HTML = """<!doctype html>
 <html lang="en">
