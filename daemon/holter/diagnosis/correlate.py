@@ -1,4 +1,4 @@
-r"""Group findings into incidents and close incidents that are over, so that one NaN does not raise forty alarms.
+"""Group findings into incidents and close incidents that are over, so that one NaN does not raise forty alarms.
 
 The first finding in time and in causal order leads an incident; findings that it brought about are listed under it. The
 families of faults declare which detector's findings can follow from which (`BRINGS_ABOUT`), and where in a step a fault

@@ -1,4 +1,4 @@
-r"""Plots of a finding's series: stored as evidence in its diagnosis, and drawn in a report. Pure.
+"""Plots of a finding's series: stored as evidence in its diagnosis, and drawn in a report. Pure.
 
     {"title": "loss", "log": False, "mark": 40, "lines": [{"name": "mean of 2 ranks", "steps": [..], "values": [1.4, .., None]}]}
     {"title": "exponents of the gradients", "mark": 40, "bars": [{"label": "2^-24", "value": 12}, ..]}
@@ -376,7 +376,7 @@ def ticks(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
 
 
 def decades(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
-    """Return about `num` powers of ten within a range."""
+    """Return at most `num` powers of ten within a range, evenly spaced."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first + 1) / num)))]
 

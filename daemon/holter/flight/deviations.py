@@ -1,4 +1,4 @@
-r"""Find ranks that left their program: which rank did not make the expected call, and what it did instead.
+"""Find ranks that left their program: which rank did not make the expected call, and what it did instead.
 
 Within a group, the ranks are compared at one sequence number: the minority deviated from the majority. If both sides
 are equally large, the history decides: a group's calls repeat from step to step, and the side that continues the

@@ -1,1 +1,1 @@
-"""Halting decides what to do about a diagnosis (decide, plan), agrees on it (protocol, rank_protocol), and keeps what is saved (vault)."""
+"""Halting: decide what to do about a diagnosis (verdicts, plan), agree on it (protocol, rank_protocol), and keep what is saved (vault)."""

@@ -1,13 +1,14 @@
-"""halt.json in a run directory: this run was stopped on purpose, and whoever starts it again must know that.
+"""The record halt.json in a run directory: this run was stopped on purpose, and whoever restarts it must know that.
 
-    halt.json      present: do not restart blindly
-    halts/<n>.json those that somebody lifted, oldest first
-    resumed.json   which of them this life of the run goes on from; the next one begins without it
-    job.json       by which names the job goes: a restart that was given no run directory is known by them
-    .halt.room     a page that is taken at the start: on a disk that is full by then halt.json is written into it
+    halt.json      while it exists, the run must not be restarted blindly
+    halts/<n>.json past halts that somebody lifted, oldest first
+    resumed.json   the checkpoint that this life of the run resumes from; the next life begins without it
+    job.json       names of the job, by which a restart without a run directory is recognised
+    .halt.room     space reserved at the start: if the disk is full at a halt, halt.json is written into it
 
-A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the halt; nothing is lost by that. The job keeps the
-variable for as long as it lives, so it counts at its first start only: it would lift the next halt too.
+A restarted rank looks for halt.json before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the halt; nothing
+is lost by that. A job keeps its environment for as long as it lives, so the variable counts at its first start only:
+otherwise it would lift the next halt too.
 """
 
 import contextlib
@@ -25,65 +26,69 @@ from holter.records.titles import titled
 ROOM = ".halt.room"
 ROOM_BYTES = 4096
 REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
-"""How often a scheduler, or an elastic agent, has started this job again."""
+"""Variables that count how often a scheduler, or an elastic agent, has restarted this job."""
 
 
 class HaltRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`halt.json`: public; fields are added, never changed."""
+    """Content of `halt.json`. It is public: fields are added, never changed."""
 
     cause: str
     ranks: list[int]
     step: int
     """Completed optimizer steps in the checkpoint."""
     checkpoint: str | None
-    """What to give to the framework, relative to the run directory; None: nothing good could be kept."""
+    """Path to give to the framework, relative to the run directory; None if nothing good could be kept."""
     verdict: str
     incident: str | None = None
     exit_code: int = EXIT_CODE
     at: str
     why: str = ""
-    """What was saved and what was not, for a person."""
+    """What was saved and what was not, in words for a person."""
     reason: str = ""
-    """Why it was halted, or who asked for it with what reason."""
+    """Why the run was halted, or who asked for it and why."""
     framework: str = ""
     run_id: str = ""
     healthy_step: int | None = None
-    """Completed steps of the last checkpoint from before the fault, where the one that was kept is not healthy."""
+    """Completed steps of the last checkpoint from before the fault, if the one that was kept is not healthy; else
+    None."""
     healthy_checkpoint: str | None = None
-    """Where that is: relative to the run directory, or the script's own."""
+    """Path of that checkpoint: relative to the run directory, or one of the script's own."""
 
     @property
     def offered(self) -> tuple[int, str | None]:
-        """Step and path of what to go on from."""
+        """Step and path of the checkpoint to resume from."""
         if self.healthy_step is not None and self.healthy_checkpoint is not None:
             return self.healthy_step, self.healthy_checkpoint
         return self.step, self.checkpoint
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """`resumed.json`."""
+    """Content of `resumed.json`."""
 
     step: int
     checkpoint: str | None
     at: str
     is_begun: bool = False
-    """Whether a life of the run has gone on from it."""
+    """Whether a life of the run has already started from it."""
 
 
 class JobNames(msgspec.Struct, frozen=True, kw_only=True):
-    """`job.json`."""
+    """Content of `job.json`."""
 
     names: list[str]
 
 
 def read(run_dir: Path) -> HaltRecord | None:
-    """The halt that stands in this run directory; one that is there and cannot be read stands too."""
+    """Return the halt recorded in this run directory; None if there is none.
+
+    A halt.json that exists but cannot be read counts as a halt.
+    """
     path = run_dir / "halt.json"
     try:
         content = read_plain(path)
     except OSError:
         if not os.path.lexists(path):
-            # A directory that nobody can look into is no reason to end a training.
+            # A directory that cannot be accessed is no reason to end a training.
             return None
         content = b""
     try:
@@ -94,7 +99,7 @@ def read(run_dir: Path) -> HaltRecord | None:
 
 
 def write(run_dir: Path, halt: HaltRecord) -> None:
-    """Write halt.json, whole or not at all, also on a full disk if there was room once. Raises OSError."""
+    """Write halt.json completely or not at all; on a full disk into the reserved space. Raises OSError."""
     try:
         _write(run_dir / "halt.json", halt)
     except OSError as error:
@@ -105,14 +110,14 @@ def write(run_dir: Path, halt: HaltRecord) -> None:
 
 
 def rename(run_dir: Path, incident: str, cause: str, ranks: Iterable[int]) -> None:
-    """The incident for which the run was halted is understood better: halt.json says the same cause. Raises OSError."""
+    """Update cause and ranks in halt.json when the incident it names is better understood. Raises OSError."""
     halt = read(run_dir)
     if halt is not None and halt.incident == incident and (halt.cause, halt.ranks) != (cause, list(ranks)):
         write(run_dir, msgspec.structs.replace(halt, cause=cause, ranks=list(ranks)))
 
 
 def lift(run_dir: Path) -> HaltRecord | None:
-    """Move halt.json to the past halts, and return it. None: there was none. Raises OSError."""
+    """Move halt.json to the past halts and return it; None if there was none. Raises OSError."""
     halt = read(run_dir)
     if halt is None:
         return None
@@ -125,13 +130,13 @@ def lift(run_dir: Path) -> HaltRecord | None:
 
 
 def base_step(run_dir: Path) -> int:
-    """Completed steps of the checkpoint that this life of the run goes on from; 0: it began at the beginning."""
+    """Return the completed steps of the checkpoint that this life resumes from; 0 if it started from scratch."""
     resumed = read_json(run_dir / "resumed.json", Resumed)
     return resumed.step if resumed is not None else 0
 
 
 def begin(run_dir: Path) -> None:
-    """A life of the run begins: what was lifted before it counts for it, and for none that comes later."""
+    """Start a life of the run: a halt lifted before it counts for this life only, not for later ones."""
     resumed = read_json(run_dir / "resumed.json", Resumed)
     if resumed is None:
         return
@@ -143,14 +148,17 @@ def begin(run_dir: Path) -> None:
 
 
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
-    """Write down by which names this job goes, and take room for a halt; that a directory cannot be written to is said elsewhere."""
+    """Write down the names of this job and reserve space for halt.json.
+
+    Errors are ignored: elsewhere the user is told that the directory is not writable.
+    """
     with contextlib.suppress(OSError):
         _write(run_dir / "job.json", JobNames(names=sorted(names)))
         write_whole(run_dir / ROOM, b"\n" * ROOM_BYTES)
 
 
 def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, HaltRecord] | None:
-    """The halt that stands for this job: in its own directory if that was named, else in one of `runs` that is of the same job."""
+    """Find the halt of this job and its run directory: the named directory if there is one, else one of `runs` with the same job."""
     if run_dir:
         halt = read(Path(run_dir))
         return (Path(run_dir), halt) if halt is not None else None
@@ -163,10 +171,10 @@ def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, HaltReco
 
 
 def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False) -> list[str]:
-    """Names of this job that a blind restart still has: the scheduler's, the rendezvous's, and the launcher's process.
+    """Return the names that identify this job after a blind restart: the scheduler's, the rendezvous's, the launcher process's.
 
-    At a start they count only where the scheduler or the elastic agent says that it is a restart: one allocation, one rendezvous that
-    the user named and one launcher may run many trainings.
+    With `is_start` they count only if the scheduler or the elastic agent says that this is a restart, because one
+    allocation, one named rendezvous and one launcher may run many trainings.
     """
     is_requeued = _is_counted(environ, REQUEUES)
     if is_start and not is_restart(environ):
@@ -188,7 +196,7 @@ def is_restart(environ: Mapping[str, str]) -> bool:
 
 
 def sentences(run_dir: Path, halt: HaltRecord, environ: Mapping[str, str]) -> list[str]:
-    """Why nothing is started, and what to do."""
+    """Return the messages for the user: why nothing is started, and what to do."""
     variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else f": {halt.reason}" * bool(halt.reason)
     step, checkpoint = halt.offered

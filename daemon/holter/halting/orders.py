@@ -1,4 +1,4 @@
-"""Whether an order makes sense to this rank: what is nonsense is refused, and training goes on as if nobody had spoken."""
+"""Check whether an order makes sense to this rank. A nonsensical order is refused, and training continues without it."""
 
 import math
 import re
@@ -7,13 +7,16 @@ from pathlib import PurePosixPath
 from holter.records import Order
 
 PARTIAL = re.compile(r"\.\d+(\.\d+)?\.partial")
-"""A checkpoint that is being written, in a run's `checkpoints`."""
+"""Name of a checkpoint that is still being written, in a run's `checkpoints`."""
 MAX_DEADLINE_S = 86400.0
 MAX_NUMBER = 2**53
 
 
 def refusal(order: Order, *, rank: int, world_size: int, run_dir: str = "") -> str | None:
-    """Why this order is not obeyed; None: it is. A rank that does not know its run directory accepts one that looks like a run's."""
+    """Return why this order is not obeyed; None if it is.
+
+    A rank that does not know its run directory accepts a checkpoint path that looks like a run's.
+    """
     ranks = (*order.savers, *order.lost)
     first = 0 if order.kind == "abort" else 1
     if not first <= order.halt < MAX_NUMBER or not 0 <= order.step < MAX_NUMBER:

@@ -1,12 +1,13 @@
-"""How to halt a run, from where its ranks are: which order begins it, who saves, for which step. Pure.
+"""Plan a halt from the situation of the ranks: which order begins it, who saves, and for which step. Pure.
 
     every rank stands before the same step      commit    main threads save, together
-    ranks are blocked, dead, or about to be     rescue    threads of those that can save what is consistent
-    everybody trains                            prepare   at a step that nobody has reached
+    ranks are blocked, dead, or about to be     rescue    side threads save, on ranks with a consistent state
+    every rank is training                      prepare   at a step that no rank has reached
 
-A rank that is inside an optimizer's step, or between two of one round, has weights that are partly new, and one that is stopped can do
-nothing: both save nothing. Of ranks at several steps those of the commonest are chosen, the latest of several; replicas need only one. Replicas that are
-one step apart go on from the rank that is behind: how its step began is known of the others too, each of which shows its last two.
+A rank that is inside an optimizer's step, or between two of one round, has weights that are partly new; a rank that is
+stopped can do nothing. Neither can save. If ranks stand at several steps, those of the most common step are chosen, the
+latest of several; replicas need only one. Replicas that are one step apart resume from the rank that is behind: how its
+step began is known from the others too, each of which shows its last two.
 """
 
 from collections import Counter
@@ -18,44 +19,44 @@ from holter.records import OrderKind, RankState
 
 MIN_AHEAD = 2
 AHEAD_S = 0.5
-"""How far ahead the agreed step is: the order must have reached every rank by then."""
+"""The agreed step is at least this far ahead, in steps and in seconds, so that the order reaches every rank in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSituation:
-    """One rank, as last seen."""
+    """The last known situation of one rank."""
 
     rank: int
     step: int | None
-    """Completed optimizer steps; None: not known."""
+    """Completed optimizer steps; None if not known."""
     state: RankState | None = None
-    """What it said last of a halt of its own: held, dying or terminated."""
+    """What the rank last reported of a halt of its own: held, dying or terminated. None otherwise."""
     is_torn: bool = False
     is_there: bool = True
-    """Its process lives, and somebody hears it."""
+    """Whether its process lives and the coordinator hears from it."""
     has_ended: bool = False
-    """Its process was seen to end."""
+    """Whether its process was seen to end."""
     is_able: bool = True
-    """A thread of it can run: it is not stopped, and its interpreter answers."""
+    """Whether one of its threads can run: it is not stopped, and its interpreter answers."""
     snapshots: tuple[int, ...] = ()
-    """Steps of which it has a copy in memory."""
+    """Completed steps of the copies that it has in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """A request to halt the run, and why."""
+    """A request to halt the run, with its reason."""
 
     cause: str
     reason: str
     ranks: tuple[int, ...] = ()
-    """Culprits: others save first."""
+    """The culprits; other ranks are preferred for saving."""
     incident: str | None = None
     is_blocked: bool = False
-    """Ranks do not go on by themselves."""
+    """Whether ranks cannot continue by themselves."""
     is_operator: bool = False
-    """Somebody asked: where nothing can be saved, nothing is halted."""
+    """Whether an operator asked. Then nothing is halted unless something can be saved."""
     first_bad: int | None = None
-    """Completed steps of the first state that the fault is in; None: it spoiled none."""
+    """Completed steps of the first state that contains the fault; None if it spoiled no state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +64,14 @@ class JobShape:
     """What is known of the job as a whole."""
 
     step_s: float
-    """How long a step takes."""
+    """Duration of a step in seconds."""
     is_sharded: bool = False
-    """No rank has all of the state: each one's part is needed."""
+    """Whether no rank holds the whole state, so that the part of every rank is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HaltPlan:
-    """What to order."""
+    """The first order of a halt, with its details."""
 
     kind: OrderKind
     """`prepare`, `commit` or `rescue`."""
@@ -78,19 +79,19 @@ class HaltPlan:
     savers: tuple[int, ...]
     lost: tuple[int, ...] = ()
     snapshot: int = -1
-    """Of this many completed steps, instead of the live state; -1: the live state."""
+    """Completed steps of the snapshot to save instead of the live state; -1: save the live state."""
     wait_s: float = 0.0
-    """Until every rank has come to the step, with some to spare."""
+    """Seconds until every rank has certainly come to the step."""
 
     @property
     def kept_step(self) -> int:
-        """Completed steps in the state that is kept."""
+        """Completed steps in the state that is saved."""
         return self.step if self.snapshot < 0 else self.snapshot
 
 
 @dataclass(frozen=True)
 class NotYet:
-    """Why nothing is ordered at this moment."""
+    """Nothing is ordered at this moment, for this reason."""
 
     why: str
 
@@ -98,7 +99,11 @@ class NotYet:
 def choose(  # noqa: PLR0911  one line a situation
     wish: Wish, ranks: Sequence[RankSituation], job: JobShape, *, waited_s: float, attempt: int = 0
 ) -> HaltPlan | NotYet:
-    """`waited_s`: since a rank first stood, or the wish came; `attempt`: how many prepares came too late so far."""
+    """Choose how to begin the halt.
+
+    `waited_s`: seconds since a rank first stood or the wish came. `attempt`: number of prepares that have come too late
+    so far.
+    """
     able = [one for one in ranks if one.is_there and one.is_able]
     if not able:
         return NotYet("no rank is left that could save")
@@ -115,15 +120,17 @@ def choose(  # noqa: PLR0911  one line a situation
     if wish.is_blocked or is_ending:
         return _rescue(wish, able, lost, job)
     if lost:
-        # They may well train on, with the others: a state that moves cannot be rescued, and they cannot be asked.
+        # They may well train on with the others: a moving state cannot be rescued, and these ranks cannot be asked.
         return NotYet(f"rank {', '.join(map(str, lost[:4]))} cannot be reached, though it was not seen to end")
     return _prepare(able, job.step_s, attempt)
 
 
 def _commit(wish: Wish, ranks: Sequence[RankSituation], step: int) -> HaltPlan:
-    # All save together, and in a framework's own function its first process writes what they share: who wrote it reads it back.
+    # All ranks save together. In a framework's own function its first process writes what they share, and the rank that
+    # wrote it reads it back.
     savers = tuple(sorted(one.rank for one in ranks))
-    # One of several optimizers was applied before the next one's numbers were seen: who is asked for that says so.
+    # With several optimizers, one may have been applied before the next one's numbers were seen; the rank then reports
+    # that it is torn.
     is_torn = any(one.is_torn for one in ranks)
     snapshot = _snapshot(ranks, before=wish.first_bad) if is_torn or _is_spoiled(wish, step) else -1
     return HaltPlan(kind="commit", step=step, savers=savers, snapshot=snapshot)
@@ -143,7 +150,7 @@ def _rescue(wish: Wish, able: Sequence[RankSituation], lost: tuple[int, ...], jo
             everyone = _ordered((one.rank for one in able), wish.ranks)
             return HaltPlan(kind="rescue", step=at, savers=everyone, lost=lost, snapshot=snapshot)
     if step is None:
-        # Nobody has anything that is whole: who is asked says so, and the run ends all the same.
+        # No rank has a whole state: the rank that is asked will report that, and the run ends all the same.
         known = [one for one in able if one.step is not None] or list(able)
         return HaltPlan(kind="rescue", step=known[0].step or 0, savers=(known[0].rank,), lost=lost)
     savers = _ordered((one.rank for one in whole if one.step == step), wish.ranks)
@@ -164,7 +171,7 @@ def _is_spoiled(wish: Wish, step: int) -> bool:
 
 
 def _snapshot(ranks: Iterable[RankSituation], *, before: int | None) -> int:
-    """The newest that all of them have and that the fault is not in; -1: there is none."""
+    """Return the steps of the newest snapshot that all ranks have and that is from before the fault; -1 if there is none."""
     common = set.intersection(*(set(one.snapshots) for one in ranks))
     return max((step for step in common if before is None or step < before), default=-1)
 
@@ -175,5 +182,5 @@ def _commonest(steps: Iterable[int]) -> int | None:
 
 
 def _ordered(ranks: Iterable[int], culprits: Sequence[int]) -> tuple[int, ...]:
-    """The ranks, those that are not to blame first."""
+    """Return the ranks, culprits last."""
     return tuple(sorted(ranks, key=lambda rank: (rank in culprits, rank)))

@@ -1,4 +1,4 @@
-"""The coordinator's side of a halt, as one table: (course, event) -> next course, and what is done.
+"""The coordinator's side of a halt, as a table: (course, event) -> next course and actions.
 
     prepare -> PREPARING --all held--> COMMITTED --all settled--> SEALING --sealed--> DONE (leave)
                    |                       |
@@ -6,10 +6,13 @@
     commit  -> COMMITTED        every rank stands before the same step by itself: numbers that are not finite
     rescue  -> RESCUING --savers settled--> SEALING
 
-`halting.rank_protocol` has the other side, and says why ranks do not part. Here it follows: `leave` is ordered only when a rank has
-said that it saves, or could not, for then the commit register, if ranks stood before a step, has decided; and after a commit `abort` is ordered
-only when a rank has said that it went on, for then the commit register has decided, too.
-An order is repeated until it is answered, and a second one of the same halt changes nothing, so a lost message only costs time. Every attempt has a number of its own.
+`halting.rank_protocol` holds the ranks' side, and explains why ranks cannot end up in different states. Two rules
+follow for this side. `leave` is ordered only when a rank has said that it saves, or could not: if ranks stood before a
+step, this means that the commit register has decided. After a commit, `abort` is ordered only when a rank has said that
+it went on: then the commit register has decided, too.
+
+An order is repeated until it is answered, and repeating it changes nothing, so that a lost message only costs time.
+Every attempt has a number of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +25,7 @@ from holter.records import Order, OrderKind, RankState
 
 SETTLED: tuple[RankState, ...] = ("saved", "failed")
 KEEPING: tuple[RankState, ...] = ("saving", *SETTLED)
-"""A rank that says so, and stood before a step, has obeyed the commit register."""
+"""States that a rank saves or has saved in; if it stood before a step, it has obeyed the commit register."""
 REFUSING: tuple[RankState, ...] = ("unwilling", "released", "dying", "terminated")
 
 
@@ -36,28 +39,28 @@ class Course(StrEnum):
     DONE = "done"
     CALLED_OFF = "called off"
     LAPSED = "lapsed"
-    """Nobody is left who could say what the commit register decided: nothing more is ordered."""
+    """All ranks that could say what the commit register decided are gone; nothing more is ordered."""
 
 
 @dataclass(frozen=True)
 class HaltState:
-    """One attempt to halt, as the coordinator has it."""
+    """One attempt to halt, as the coordinator sees it."""
 
     order: Order
-    """What was ordered: `prepare`, `commit` or `rescue`."""
+    """The order that began the attempt: `prepare`, `commit` or `rescue`."""
     ranks: frozenset[int]
     """All ranks of the job."""
     standing: frozenset[int]
-    """Ranks that stood before a step when it was ordered: they obey the commit register."""
+    """Ranks that stood before a step when the order was given; these obey the commit register."""
     course: Course
     answers: tuple[tuple[int, RankState], ...] = ()
-    """What each rank said last of this halt, by rank."""
+    """The last state of this halt that each rank reported, sorted by rank."""
     gone: frozenset[int] = frozenset()
-    """Ranks that ended, or whose sidecar did: nothing more is heard of them."""
+    """Ranks whose process or sidecar has ended; nothing more is heard from them."""
 
     @property
     def heard(self) -> dict[int, RankState]:
-        """Rank -> what it said last."""
+        """The last state that each rank reported, by rank."""
         return dict(self.answers)
 
     @property
@@ -67,19 +70,19 @@ class HaltState:
 
     @property
     def is_decided(self) -> bool:
-        """A rank has said that it keeps its state: where ranks stood, the commit register has spoken."""
+        """Whether a rank has said that it keeps its state; if ranks stood, the commit register has then decided."""
         heard = self.heard
         return any(heard.get(rank) in KEEPING for rank in (self.standing or self.awaited))
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the attempt is finished, so that nothing more comes of it."""
         return self.course in {Course.DONE, Course.CALLED_OFF, Course.LAPSED}
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A rank said where it is (`Halting`)."""
+    """A rank reported its state in a halt (`Halting`)."""
 
     rank: int
     state: RankState
@@ -89,20 +92,20 @@ class Heard:
 
 @dataclass(frozen=True)
 class Gone:
-    """A rank's process, or its sidecar, is no more."""
+    """A rank's process, or its sidecar, has ended."""
 
     rank: int
 
 
 class HaltEvent(StrEnum):
-    """Events without a word of their own."""
+    """Events that carry no data."""
 
     OVER = "over"
-    """The time for this course."""
+    """The time for this course is over."""
     SEALED = "sealed"
-    """What was kept has its name, or it is known that nothing could be kept."""
+    """The checkpoint has its final name, or it is known that nothing could be kept."""
     AGAIN = "again"
-    """Time to repeat what was not answered."""
+    """It is time to repeat orders that were not answered."""
 
 
 Event = Heard | Gone | HaltEvent
@@ -110,7 +113,7 @@ Event = Heard | Gone | HaltEvent
 
 @dataclass(frozen=True)
 class Tell:
-    """An order for these ranks."""
+    """Send an order to these ranks."""
 
     order: Order
     ranks: tuple[int, ...]
@@ -118,7 +121,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Seal:
-    """Make a checkpoint of the parts that there are."""
+    """Turn the saved parts into a checkpoint."""
 
     order: Order
 
@@ -127,7 +130,7 @@ Action = Tell | Seal
 
 
 class Cue(StrEnum):
-    """An event as the table knows it."""
+    """An event as the table distinguishes it."""
 
     ALL_HELD = "all held"
     REFUSED = "somebody cannot, or went on"
@@ -141,7 +144,7 @@ class Cue(StrEnum):
 
 
 class Act(StrEnum):
-    """What a row does."""
+    """What a row of the table does."""
 
     COMMIT = "commit"
     ABORT = "abort"
@@ -158,7 +161,8 @@ TABLE: dict[tuple[Course, Cue], Row] = {
     (Course.PREPARING, Cue.OVER): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.PREPARING, Cue.UNDECIDED_OVER): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.PREPARING, Cue.AGAIN): (Course.PREPARING, (Act.REPEAT,)),
-    # Without a word of the register's decision nothing may be ordered against it: the ranks' own patience ends it.
+    # As long as nobody has reported the register's decision, no order may contradict it: the ranks' own patience ends
+    # this course.
     (Course.COMMITTED, Cue.REFUSED): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.COMMITTED, Cue.SETTLED): (Course.SEALING, (Act.SEAL,)),
     (Course.COMMITTED, Cue.OVER): (Course.SEALING, (Act.SEAL,)),
@@ -175,20 +179,20 @@ TABLE: dict[tuple[Course, Cue], Row] = {
     (Course.RESCUING, Cue.LOST): (Course.LAPSED, ()),
     (Course.LAPSED, Cue.FOUND): (Course.COMMITTED, (Act.REPEAT,)),
 }
-"""What has no row here changes nothing."""
+"""The transitions of a halt; a combination without a row changes nothing."""
 
 _BEGINS: dict[OrderKind, Course] = {"prepare": Course.PREPARING, "commit": Course.COMMITTED, "rescue": Course.RESCUING}
 
 
 def begin(order: Order, ranks: Iterable[int], standing: Iterable[int] = ()) -> tuple[HaltState, tuple[Action, ...]]:
-    """A halt that starts with this order, and whom to tell."""
+    """Begin a halt with this order; return its state and the orders to send."""
     everyone = frozenset(ranks)
     halt = HaltState(order, everyone, frozenset(standing), _BEGINS[order.kind])
     return halt, (Tell(order, tuple(sorted(everyone))),)
 
 
 def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[int] = ()) -> HaltState | None:
-    """The halt that stands after these orders, as a coordinator that is started again finds them in its journal."""
+    """Restore the current halt from the orders in the journal, for a coordinator that was restarted; None if there was none."""
     everyone = frozenset(ranks)
     begun = next((order for order in reversed(orders) if order.kind in _BEGINS), None)
     if begun is None:
@@ -201,7 +205,7 @@ def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[i
 def advance(
     halt: HaltState, event: Event, table: dict[tuple[Course, Cue], Row] = TABLE
 ) -> tuple[HaltState, tuple[Action, ...]]:
-    """The halt after this event, and what is to be done."""
+    """Return the halt after this event, and the actions to take."""
     noted = _note(halt, event)
     cue = _read(noted, event)
     row = table.get((halt.course, cue)) if cue is not None else None
@@ -227,7 +231,7 @@ def _note(halt: HaltState, event: Event) -> HaltState:
 
 
 def _is_about(halt: HaltState, heard: Heard) -> bool:
-    """Whether it is about this halt; a rank that stands by itself does not know the halt's number."""
+    """Whether a report concerns this halt; a rank that stands by itself does not know the halt's number."""
     if heard.rank not in halt.ranks:
         return False
     is_standing = heard.state == "held" and heard.step == halt.order.step and not halt.is_over
@@ -272,7 +276,7 @@ def _read_keeping(halt: HaltState) -> Cue | None:
             return Cue.REFUSED
         return None if not asked <= halt.gone else Cue.LOST if halt.standing else Cue.REFUSED
     if not halt.standing and any(heard.get(rank) == "released" for rank in halt.awaited):
-        # Nobody stood: the job goes on by itself.
+        # No rank stood before a step: the job goes on by itself.
         return Cue.REFUSED
     is_settled = all(
         heard.get(rank) in SETTLED or heard.get(rank) in REFUSING or rank in halt.gone for rank in halt.awaited
@@ -312,7 +316,7 @@ _ANSWERS: dict[Course, tuple[RankState, ...]] = {
 
 
 def _repeated(halt: HaltState) -> Tell:
-    """The order that stands, for those who have not answered it."""
+    """Repeat the current order to the ranks that have not answered it."""
     heard, answers = halt.heard, _ANSWERS[halt.course]
     whom = halt.ranks if halt.course is Course.CALLED_OFF else halt.awaited | halt.standing
     silent = tuple(sorted(rank for rank in whom - halt.gone if heard.get(rank) not in answers))

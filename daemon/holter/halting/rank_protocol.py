@@ -1,17 +1,19 @@
-r"""A rank's side of a halt, as one table: (where it stands, event) -> where it stands next, and what is done.
+r"""A rank's side of a halt, as a table: (stand, event) -> next stand and actions.
 
     TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the register)
         \--a number that is not finite------------------/          register: abort  -> TRAINING, the main thread goes on
         \--rescue: a thread saves, the main thread is blocked-\     register: commit -> SAVING -> SAVED --leave--> LEAVING (93)
         \--exception -> DYING, signal -> TERMINATED ------------> SAVING -> SAVED --leave--> LEAVING; else it dies as it would have
 
-Ranks that stand at one step must part neither by a lost message nor by a dead coordinator. So no rank obeys a `commit`, or its own
-patience, at once: it offers the order to the commit register, one place a step in the job's own store where the first
-word stands, and obeys what is there. A rank that has obeyed the register is *bound*: whatever happens, it ends with 93. So is one that saves while its main thread is
-blocked: random states and buffers were set back for that, and it must not train on with them. A rank that others save for while its main
-thread is blocked is *free*: as long as nobody says `leave`, nothing has happened to its training.
+Ranks that stand at one step must not be separated by a lost message or a dead coordinator: either all go on or all
+leave. So no rank obeys a `commit`, or its own patience, at once. It offers the order to the commit register, which has
+one entry for each step in the job's own store; the first order offered there wins, and every rank obeys it. A rank that
+has obeyed the register is *bound*: whatever happens, it ends with 93. So is a rank that saves while its main thread is
+blocked: random states and buffers were set back for that, and it must not train on with them. A rank that others save
+for while its main thread is blocked is *free*: as long as nobody orders `leave`, nothing has happened to its training.
 
-`advance` is pure. The halt agent (`rank.hold.halt_agent`) does what it returns, and tells it when `patience_s` of the new standing is over.
+`advance` is pure. The halt agent (`rank.hold.halt_agent`) carries out the returned actions, and reports when
+`patience_s` of the new stand is over.
 """
 
 from dataclasses import dataclass, replace
@@ -27,20 +29,20 @@ class Stand(StrEnum):
 
     TRAINING = "training"
     WILLING = "willing"
-    """It will hold before the step that was ordered."""
+    """The rank will hold before the ordered step."""
     HELD = "held"
-    """The main thread stands before the optimizer's step."""
+    """The main thread waits before the optimizer's step."""
     DECIDING = "deciding"
-    """The register has been asked."""
+    """The commit register was asked, and its answer is awaited."""
     SAVING = "saving"
     SAVED = "saved"
-    """It has saved, or could not, or had nothing to save; it waits for the word to leave."""
+    """The rank has saved, or could not, or had nothing to save; it waits for the order to leave."""
     DYING = "dying"
     TERMINATED = "terminated"
     LEAVING = "leaving"
-    """Ends with 93."""
+    """The rank ends with exit code 93."""
     DEAD = "dead"
-    """Ends as it would have without us."""
+    """The rank ends as it would have without holter."""
 
 
 ENDS = frozenset({Stand.LEAVING, Stand.DEAD})
@@ -48,38 +50,39 @@ ENDS = frozenset({Stand.LEAVING, Stand.DEAD})
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's side of a halt."""
+    """The state of one rank in the protocol."""
 
     number: int
     """Global rank."""
     stand: Stand = Stand.TRAINING
     order: Order | None = None
-    """The order that is being obeyed, or was last."""
+    """The order that is being obeyed, or the last one that was."""
     step: int = -1
-    """Before which the main thread stands, or is to stand."""
+    """The step before which the main thread stands, or is to stand; -1 if none."""
     past: int = 0
-    """Halts up to this one are over here: their orders come too late."""
+    """Number of the latest halt that is over for this rank; orders of it and earlier ones come too late."""
     went_on: int = -1
-    """The last step before which it stood and went on: it does not stand there again."""
+    """The last step before which the rank stood and then went on; it does not stand there again. -1 if none."""
     is_bound: bool = False
-    """The register has spoken: it ends with 93, whatever comes."""
+    """Whether the rank must end with 93, whatever happens, because it has obeyed the register or saved as an ordered
+    saver."""
     is_standing: bool = False
-    """The main thread stands in `hold`; else it trains, is blocked elsewhere, or waits to die."""
+    """Whether the main thread stands in `hold`; otherwise it trains, is blocked elsewhere, or waits to die."""
     ending: Literal["", "exception", "signal"] = ""
-    """Its process is about to end for a reason of its own."""
+    """Why the process is about to end for a reason of its own; empty if it is not."""
     result: Literal["", "saved", "failed"] = ""
     why: str = ""
-    """Why the save failed."""
+    """Why the save failed; empty if it did not."""
     has_sidecar: bool = True
 
 
 @dataclass(frozen=True)
 class OrderArrived:
-    """An order arrived."""
+    """The coordinator's order arrived."""
 
     order: Order
     reached: int = -1
-    """The last step before which the main thread has asked whether it is to stand: a `prepare` for it comes too late."""
+    """The last step before which the main thread has asked whether to stand; a `prepare` for it comes too late."""
 
 
 @dataclass(frozen=True)
@@ -88,41 +91,41 @@ class Reached:
 
     step: int
     is_agreed: bool = False
-    """Because a `prepare` said so; else because of numbers that are not finite."""
+    """Whether it holds because of a `prepare`; otherwise because of numbers that are not finite."""
     num_skipped: int = 0
-    """How many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
+    """Rounds that a loss scaler has skipped since the previous step; they count towards the step of a `prepare`."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What the register says: the order that came first, kind `commit`, `rescue` or `abort`."""
+    """The answer of the commit register: the order that was offered first, of kind `commit`, `rescue` or `abort`."""
 
     order: Order
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The save is over."""
+    """The save has ended."""
 
     halt: int
-    """Whose: a save that was given up may end late."""
+    """Number of the halt that it belongs to, because a save that was given up may end late."""
     failure: str = ""
-    """Empty: it was proven."""
+    """Why it failed; empty if the save was verified."""
 
 
 class RankEvent(StrEnum):
-    """Events without a word of their own."""
+    """Events that carry no data."""
 
     PATIENCE_OVER = "patience over"
-    """`patience_s` of this standing is over."""
+    """The rank has been in this stand for `patience_s`."""
     THROWN = "thrown"
     """An exception has left the script's main thread."""
     SIGNALLED = "signalled"
     """A signal asks the process to end."""
     ASKED = "asked"
-    """A signal that the user mapped to a halt."""
+    """A signal arrived that the user mapped to a halt."""
     INTERRUPTED = "interrupted"
-    """Ctrl-C: it ends now, whatever we were doing."""
+    """Ctrl-C: the process ends now, whatever holter was doing."""
     SIDECAR_LOST = "sidecar lost"
 
 
@@ -131,7 +134,7 @@ Event = OrderArrived | Reached | Answered | Saved | RankEvent
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the coordinator (`Halting`, with the step that is completed and whether a step is torn)."""
+    """Tell the coordinator a state (`Halting`, with the completed step and whether a step is torn)."""
 
     state: RankState
     halt: int = 0
@@ -140,7 +143,10 @@ class Say:
 
 @dataclass(frozen=True)
 class Ask:
-    """Offer this order to the register of `step`; the answer comes as Answered. A register that cannot be reached answers with the offer."""
+    """Offer this order to the register of `step`; the answer arrives as Answered.
+
+    If the register cannot be reached, the answer is the offered order itself.
+    """
 
     step: int
     order: Order
@@ -148,19 +154,19 @@ class Ask:
 
 @dataclass(frozen=True)
 class SaveState:
-    """Save now: in the main thread, which stands in `hold`, if every rank does so; else in a thread, without collectives."""
+    """Save now: in the main thread, standing in `hold`, if every rank does so; otherwise in a thread, without collectives."""
 
     order: Order
     is_main_thread: bool
 
 
 class Do(StrEnum):
-    """What else is done."""
+    """Other actions."""
 
     RELEASE = "release"
     """The main thread returns from `hold` and trains on."""
     LEAVE = "leave"
-    """End with 93: by SystemExit where the main thread stands in `hold`, else by os._exit."""
+    """End with 93: by SystemExit if the main thread stands in `hold`, else by os._exit."""
     DIE = "die"
     """Let the exception, or the signal, take its course."""
 
@@ -169,7 +175,7 @@ Action = Say | Ask | SaveState | Do
 
 
 class RankCue(StrEnum):
-    """An event as the table knows it: with what it means to this rank, at this moment."""
+    """An event as the table distinguishes it, by what it means to this rank at this moment."""
 
     PREPARE = "prepare"
     LATE_PREPARE = "prepare for a step already reached"
@@ -199,7 +205,7 @@ class RankCue(StrEnum):
 
 
 class RankAct(StrEnum):
-    """What a row does; `_perform` puts the rank's own words into it."""
+    """What a row of the table does; `_word` adds the rank's own data to it."""
 
     SAY_WILLING = "say willing"
     SAY_UNWILLING = "say unwilling"
@@ -220,7 +226,7 @@ class RankAct(StrEnum):
 
 
 BACK = Stand.TRAINING
-"""As a row's goal: whatever the rank would do without us. Where its process is about to end, that is DEAD."""
+"""Goal of a row: whatever the rank would do without holter. That is DEAD if its process is about to end."""
 
 _BEFORE = (Stand.TRAINING, Stand.WILLING)
 _ENDING = (Stand.DYING, Stand.TERMINATED)
@@ -234,7 +240,7 @@ Row = tuple[Stand, tuple[RankAct, ...]]
 def _rows(
     stands: tuple[Stand, ...], cues: RankCue | tuple[RankCue, ...], goal: Stand | None, *acts: RankAct
 ) -> dict[tuple[Stand, RankCue], Row]:
-    """The same row for several standings and cues; without a goal they stay."""
+    """Return the same row for several stands and cues; without a goal the stand does not change."""
     cues = (cues,) if isinstance(cues, RankCue) else cues
     return {(stand, cue): (stand if goal is None else goal, acts) for stand in stands for cue in cues}
 
@@ -281,13 +287,13 @@ TABLE: dict[tuple[Stand, RankCue], Row] = {
     **_rows(_BEFORE, RankCue.ASKED, None, RankAct.SAY_ASKING),
     **_rows(_ALL, RankCue.INTERRUPTED, Stand.DEAD, RankAct.DIE),
 }
-"""What has no row here changes nothing."""
+"""The transitions of a rank; a combination without a row changes nothing."""
 
 
 def advance(
     rank: Rank, event: Event, table: dict[tuple[Stand, RankCue], Row] = TABLE
 ) -> tuple[Rank, tuple[Action, ...]]:
-    """The rank after this event, and what is to be done, in order."""
+    """Return the rank after this event, and the actions to take, in order."""
     cue = read(rank, event)
     if rank.stand in ENDS or cue is None:
         return rank, ()
@@ -305,11 +311,14 @@ def advance(
 
 
 def patience_s(rank: Rank) -> float | None:
-    """How long it may stay where it stands before `PATIENCE_OVER`; None: for ever. Counted anew when this, or the stand, changes."""
+    """Return how many seconds the rank may stay in its stand before `PATIENCE_OVER`; None: without limit.
+
+    The time starts again when this value or the stand changes.
+    """
     deadline_s = rank.order.deadline_s if rank.order is not None else 0.0
     waits: dict[Stand, float] = {
         Stand.WILLING: deadline_s,
-        # Nobody will tell it anything: what peers have heard is in the register.
+        # Without a sidecar the rank gets no orders: what its peers were told is in the register.
         Stand.HELD: patience.HOLD_S if rank.has_sidecar else 0.0,
         Stand.SAVING: deadline_s,
         Stand.SAVED: patience.LEAVE_S + (deadline_s if rank.has_sidecar else 0.0),
@@ -320,7 +329,7 @@ def patience_s(rank: Rank) -> float | None:
 
 
 def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one return for each kind of event
-    """What an event means to this rank now; None: nothing."""
+    """Return what an event means to this rank now; None if nothing."""
     match event:
         case OrderArrived(order=order):
             return _read_order(rank, order, event.reached)
@@ -343,7 +352,7 @@ def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one ret
 
 def _read_order(rank: Rank, order: Order, reached: int) -> RankCue | None:  # noqa: PLR0911 - one for each kind of order
     if order.halt <= rank.past:
-        # It went on from that halt; the coordinator may not know.
+        # The rank went on from that halt; the coordinator may not know.
         return RankCue.STRAY_COMMIT if order.kind in {"prepare", "commit", "rescue"} else None
     if order.kind == "leave":
         return RankCue.LEAVE
@@ -362,11 +371,11 @@ def _read_order(rank: Rank, order: Order, reached: int) -> RankCue | None:  # no
 
 
 _IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LATE_PREPARE, RankCue.REGISTER_ABORT}
-"""After these the rank is done with the halt that was named."""
+"""After these cues the rank is done with the halt that was named."""
 
 
 def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
-    """The rank with what it remembers of an event, whatever its next stand."""
+    """Return the rank with what it remembers of an event, whatever its next stand."""
     noted = rank
     own = rank.order.halt if rank.order is not None else 0
     match event:
@@ -401,7 +410,7 @@ def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # 
 
 
 def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
-    """Back to what the rank would do without holter."""
+    """Return the rank to what it would do without holter."""
     if rank.ending:
         return replace(rank, stand=Stand.DEAD), (Do.DIE,)
     after = replace(rank, stand=Stand.TRAINING, order=None, step=-1, is_standing=False, result="", why="")
@@ -411,7 +420,7 @@ def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
 
 
 def _word(rank: Rank, act: RankAct, halt: int) -> Action:
-    """An act, with the rank's own words in it."""
+    """Turn an act into an action with the rank's own data."""
     if act is RankAct.ASK_ABORT:
         return Ask(rank.step, Order(halt=halt, kind="abort", step=rank.step))
     if act in {RankAct.ASK_ORDER, RankAct.SAVE, RankAct.SAVE_IN_MAIN}:
@@ -420,7 +429,7 @@ def _word(rank: Rank, act: RankAct, halt: int) -> Action:
             return Ask(rank.step, rank.order)
         return SaveState(rank.order, act is RankAct.SAVE_IN_MAIN)
     if act is RankAct.SAY_RESULT:
-        # Others save for it: its own part is none.
+        # Others save for this rank: it has no part of its own.
         return Say(rank.result or "saved", halt, rank.why)
     if act.startswith("say "):
         return Say(cast("RankState", act.removeprefix("say ")), halt)

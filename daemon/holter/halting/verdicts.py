@@ -1,11 +1,11 @@
-"""What follows from a diagnosis, in pure functions that give their reason: what is directed, and whether the numbers in a checkpoint are good.
+"""What follows from a diagnosis: which directive, and whether the numbers in a checkpoint are good. Pure, with reasons.
 
     action asked for   what is directed
     observe            observe: recorded, nobody is called
     notify             notify; observe for what is only information
     halt               halt, for a critical cause that was observed directly by a detector that is trusted so far; else as notify
 
-Where the action is less than halt, the reason says what would have been done.
+If less is done than a halt, the reason says what would have been done.
 
     steps      … 38   39   40   41        a state of 40 completed steps holds steps 0 to 39
     NaN applied            ^40            it came after: healthy; applied at 39 or before: poisoned
@@ -14,7 +14,7 @@ Where the action is less than halt, the reason says what would have been done.
     loss                ^40 rises         it was computed with the weights of 40 steps: they are suspect
     learning rate       ^40 jumps         the weights of 40 steps are still good: those of 41 and more are suspect
 
-Which causes reach weights or optimizer, and when, is told by their entries (`CauseEntry.damage`).
+Which causes damage weights or optimizer, and from when, is declared by their entries (`CauseEntry.damage`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from holter.records.titles import titled
 
 
 def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detector: str = "") -> Directive:
-    """What is directed for a diagnosis of this severity and these causes, where the operator asked for `action`."""
+    """Decide on the directive for a diagnosis of this severity and these causes, where the operator set the action to `action`."""
     why_not = _why_no_halt(severity, causes, detector)
     if action == "observe":
         would = f"with halt it would be halted: {_why_halt(causes[0])}" if not why_not else f"with halt, too: {why_not}"
@@ -51,7 +51,7 @@ def _why_halt(cause: Cause) -> str:
 
 
 def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> str:
-    """Why this diagnosis does not halt a run; empty: it does."""
+    """Return why this diagnosis does not halt a run; empty if it does."""
     if severity != "critical":
         return f"a {severity} does not halt a run: reported, training goes on"
     if not causes:
@@ -67,7 +67,7 @@ def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> 
 
 
 def _is_own_error(cause: Cause) -> bool:
-    """An exception of the script's, not a signal and not `os._exit`: ending with it is what the script does about it."""
+    """Whether the script ended itself with an exception, not by a signal or `os._exit`; ending so is its own reaction."""
     ends = [proof.values for proof in cause.evidence if proof.kind == "process_exit"]
     said = str(ends[0].get("farewell") or "") if ends else ""
     return bool(said) and not ends[0].get("signal") and not said.startswith("os._exit")
@@ -78,34 +78,35 @@ class Spoil(NamedTuple):
 
     verdict: Verdict
     first_bad: int
-    """Completed steps of the first state that it is in."""
+    """Completed steps of the first state that contains the fault."""
     why: str
     incident: str = ""
 
 
 class CheckpointJudgement(NamedTuple):
-    """A verdict, and the sentence that goes with it."""
+    """A verdict on a checkpoint, with the sentence that explains it."""
 
     verdict: Verdict
     why: str
     incident: str = ""
-    """Where the fault is explained; empty: nowhere."""
+    """Id of the incident that explains the fault; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """How much of the steps in a state was seen."""
+    """How much was seen of the steps in a state."""
 
     until_step: int = 0
-    """All steps below this were reported by every rank that lived."""
+    """All steps below this one were reported by every rank that lived."""
     compared_until: int | None = None
-    """Completed steps of the last state in which replicas were compared and equal; None: there is no comparison to wait for."""
+    """Completed steps of the last state in which replicas were compared and equal; None if no comparison is to be
+    waited for."""
     blind: tuple[str, ...] = ()
-    """Why what was reported may not be all."""
+    """Reasons why the reports may be incomplete."""
 
 
 def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[Spoil]:
-    """What reached weights or optimizer, the worst and earliest first."""
+    """Return the faults that reached weights or optimizer, poisoned before suspect, then earliest first."""
     found = [spoil for diagnosis in diagnoses for spoil in _of_diagnosis(diagnosis)]
     known = {spoil.first_bad for spoil in found if spoil.verdict == "poisoned"}
     for finding in findings:
@@ -116,7 +117,7 @@ def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[
 
 
 def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJudgement:
-    """The verdict on a state of `step` completed steps, counted as findings count them; `spoiled` is in the order of `spoils`."""
+    """Judge a state of `step` completed steps, counted as findings count them; `spoiled` is in the order of `spoils`."""
     for spoil in spoiled:
         if spoil.first_bad <= step:
             return CheckpointJudgement(spoil.verdict, spoil.why, spoil.incident)
@@ -136,9 +137,10 @@ def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJud
 
 
 def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = None) -> CheckpointJudgement:
-    """The verdict on what a halt saves: a rank that holds or hangs reports no more, and all ranks had finished its last step.
+    """Judge the state that a halt saves: all ranks had finished its last step, but a rank that holds or hangs reports no more.
 
-    Nor are replicas compared once more: those that were not seen to part are believed equal, and the verdict says when they were last compared.
+    Replicas are not compared once more either: those that were not seen to differ are believed equal, and the verdict
+    says when they were last compared.
     """
     found = of_state(step, spoiled, Sight(until_step=step))
     if found.verdict != "healthy":
@@ -148,7 +150,7 @@ def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = No
 
 
 def uncompared(step: int, compared_until: int | None) -> str:
-    """Until when replicas were found equal, if that is not the state of so many steps; empty: it is."""
+    """Say until when replicas were found equal, if that is before this state; empty if they were equal in it."""
     until = -1 if compared_until is None else compared_until
     return _compared(until) if until < step else ""
 
@@ -158,26 +160,26 @@ def _compared(until: int) -> str:
 
 
 def is_applied(finding: Finding) -> bool:
-    """Whether what was found went into the weights, whatever leads the incident."""
+    """Whether the finding's fault went into the weights, whatever finding leads the incident."""
     entry = DETECTORS.get(finding.detector)
     return entry is not None and entry.sees_damage
 
 
 def _of_diagnosis(diagnosis: Diagnosis) -> Iterator[Spoil]:
-    """What its cause did to the numbers, and what came of that: a loss that left its course, whatever led to it."""
+    """Yield the damage done by the diagnosis's cause and by its consequences, such as a loss that left its course."""
     if diagnosis.severity == "info" or not diagnosis.causes:
         return
     first = diagnosis.causes[0]
     for cause, step in ((first.cause, diagnosis.first_step), *_consequences(first)):
         damage = CAUSES[cause].damage if cause in CAUSES else None
-        # What has passed speaks against nothing any more; what is poisoned stays so.
+        # What has passed no longer counts against a checkpoint; what is poisoned stays so.
         if damage is not None and (damage.verdict == "poisoned" or diagnosis.closed_at is None):
             agreed = diagnosis.agreed_steps if step == diagnosis.first_step else None
             yield _spoil(cause, damage, step, agreed, diagnosis.id)
 
 
 def _consequences(cause: Cause) -> Iterator[tuple[str, int]]:
-    """(cause, first step) of what an incident brought about, as its evidence tells."""
+    """Yield (cause, first step) of the consequences that the evidence of an incident lists."""
     for proof in cause.evidence:
         if proof.kind == "consequence" and proof.values.get("severity") in ("critical", "warning"):
             yield str(proof.values.get("cause")), int(proof.values["first_step"])

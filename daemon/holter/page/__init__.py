@@ -1,10 +1,10 @@
-"""The shared page between a rank and its sidecar: the rank writes and never waits, the sidecar reads and never believes.
+"""The shared page between a rank and its sidecar: the rank writes and never waits, the sidecar reads and trusts nothing.
 
     rank     PageWriter   beat, write         ──heartbeat, ring──▶   heartbeat, read             PageReader   sidecar
                           publish_rewind      ──latches──────────▶   rewinds
                           control, notice     ◀──latches─────────    set_control, post_notice
 
-It outlives the rank: what a killed process last said can still be read. `layout` says what lies where.
+The page outlives the rank: what a killed process last wrote can still be read. `layout` describes its fields.
 """
 
 from holter.page.layout import CONTROL_NOTHING, CONTROL_THIN, PageIdentity

@@ -75,14 +75,15 @@ _publish: Callable[[memoryview, bytes], None] | None
 try:
     from holter.page._latch import publish as _publish
 except ImportError:
-    # There was no compiler.
+    # The extension is missing if there was no compiler at installation.
     _publish = None
 
 MAGIC = b"HOLTERPG"
 VERSION = 2
 WORD_BYTES = 8
 ATTEMPTS = 8
-"""How often a reader looks again before it calls a value torn: a publisher needs a microsecond, a dead one is not waited for."""
+"""Number of times that a reader tries again before it calls a value torn. A publisher needs a microsecond; a dead one
+is not waited for."""
 
 HEARTBEAT_OFFSET = 64
 WRITE_POSITION_OFFSET = 192
@@ -117,31 +118,33 @@ _IDENTITY_BYTES = _IDENTITY.size + _IDENTITY_CHECK.size
 
 CONTROL_NOTHING = 0
 CONTROL_THIN = 1
-"""Control word of the sidecar: compare 2**argument times less often, the ring overflows."""
+"""Control code of the sidecar: the ring overflows, so compare 2**argument times less often."""
 
 
 class PageIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose page it is, and what shape it has; the fields in the order of the table."""
+    """Identity of a page: whose it is and how large; the fields are in the order of the table."""
 
     version: int = VERSION
     rank: int
     world_size: int
     pid: int
     started_ticks: int
-    """Start of the process in clock ticks since boot: with the pid it names a process for good, since pids come back."""
+    """Start of the process in clock ticks since boot. Together with the pid it identifies the process, because pids are
+    reused."""
     ring_bytes: int
 
     @property
     def page_bytes(self) -> int:
-        """Size of the whole page."""
+        """Size of the whole page in bytes."""
         return RING_OFFSET + self.ring_bytes
 
 
 class Page:
-    """A mapped page, as bytes, as words and through its latches.
+    """A mapped page, accessible as bytes, as words and through its latches.
 
-    Words are read and written as `words[i]`, which is one aligned copy of 8 bytes and so never half a word; `struct.pack_into`
-    goes byte by byte. There is no `close`: the mapping goes when the last thread that still holds the page lets go.
+    Words are read and written as `words[i]`, which is one aligned copy of 8 bytes and so never half a word;
+    `struct.pack_into` goes byte by byte. There is no `close`: the mapping goes away when the last thread that still
+    holds the page lets go.
     """
 
     __slots__ = ("control", "heartbeat", "notice", "read_position", "rewinds", "ring", "sidecar", "words")
@@ -159,12 +162,12 @@ class Page:
 
 
 def record_bytes(length: int) -> int:
-    """What a payload of this length takes of the ring: header, payload, padding."""
+    """Return the bytes that a payload of this length takes up in the ring: header, payload and padding."""
     return (length + 2 * WORD_BYTES - 1) & -WORD_BYTES
 
 
 def record_header(payload_crc: int, length: int, position: int) -> int:
-    """The header word of a record at this position."""
+    """Return the header word of a record at this position."""
     return ((payload_crc ^ (position + 1)) & _MASK_32) << 32 | length
 
 
@@ -175,7 +178,7 @@ def require_little_endian() -> None:
 
 
 def find_flaw(identity: PageIdentity) -> str | None:
-    """Why no page can have this identity, as the end of a sentence; None: it can."""
+    """Return why no page can have this identity, as the end of a sentence; None if it is valid."""
     if not MIN_RING_BYTES <= identity.ring_bytes <= MAX_RING_BYTES or identity.ring_bytes % WORD_BYTES:
         return (
             f"ring_bytes must be a multiple of {WORD_BYTES} from {MIN_RING_BYTES} to {MAX_RING_BYTES}, "
@@ -190,13 +193,16 @@ def find_flaw(identity: PageIdentity) -> str | None:
 
 
 def encode_identity(identity: PageIdentity) -> bytes:
-    """The first 64 bytes of a page."""
+    """Return the first 64 bytes of a page."""
     fields = _IDENTITY.pack(MAGIC, *msgspec.structs.astuple(identity))
     return fields + _IDENTITY_CHECK.pack(crc32(fields))
 
 
 def decode_identity(header: bytes, file_bytes: int) -> PageIdentity:
-    """Whose page begins with `header` in a file of this size; PageError: none of ours, TornPageError: ours but broken."""
+    """Decode the identity of a page from its header and the size of its file.
+
+    Raises PageError if it is no page of ours, and TornPageError if it is one but broken.
+    """
     if file_bytes < RING_OFFSET + MIN_RING_BYTES:
         raise PageError(f"not a page: {file_bytes} bytes are too few, the smallest has {RING_OFFSET + MIN_RING_BYTES}")
     fields = header[: _IDENTITY.size]
@@ -219,7 +225,7 @@ def decode_identity(header: bytes, file_bytes: int) -> PageIdentity:
 
 
 class Latch:
-    """A place in the page where the latest of something is published."""
+    """A place in the page at which the latest value of something is published."""
 
     __slots__ = ("_checks", "_form", "_seen", "_sequence", "_slots", "_whole", "_words")
 
@@ -239,14 +245,14 @@ class Latch:
         return self._words[self._sequence] != 0
 
     def publish(self, *values: int | bytes) -> None:
-        """Replace the value. For one thread at a time; a restarted publisher goes on counting where the last one stopped."""
+        """Replace the value. Only one thread may publish; a restarted publisher continues the count of the previous one."""
         if _publish is not None:
             _publish(self._whole, self._form.pack(*values))
         else:
             self.publish_by_python(self._form.pack(*values))
 
     def publish_by_python(self, body: bytes) -> None:
-        """The definition."""
+        """Publish by Python alone: the definition of what the C extension does, and its replacement."""
         sequence = (self._words[self._sequence] + 1) & _MAX_64
         side = sequence & 1
         self._slots[side][:] = body
@@ -254,7 +260,7 @@ class Latch:
         self._words[self._sequence] = sequence
 
     def read(self) -> tuple[Any, ...] | None:
-        """The latest value; None: torn."""
+        """Return the latest value; None if it is torn."""
         for _ in range(ATTEMPTS):
             sequence = self._words[self._sequence]
             side = sequence & 1
@@ -265,14 +271,17 @@ class Latch:
         return None
 
     def read_new(self) -> tuple[Any, ...] | None:
-        """The latest value if it was not read before; None: nothing new, or torn and to be tried at the next call."""
+        """Return the latest value if it was not read before.
+
+        None if there is nothing new, or if it is torn; then the next call tries again.
+        """
         if self._words[self._sequence] == self._seen:
             return None
         return self.read()
 
 
 class BlobLatch:
-    """A latch for a value whose length varies, published by one thread: only what is used of it is written, checked and read."""
+    """A latch for a value of varying length, published by one thread: only the used part is written, checked and read."""
 
     __slots__ = ("_bodies", "_checks", "_limit", "_sequence", "_words")
 
@@ -286,11 +295,11 @@ class BlobLatch:
 
     @staticmethod
     def num_bytes(limit: int) -> int:
-        """What a latch of this limit, a multiple of 8, takes of the page."""
+        """Return the bytes that a latch of this limit, a multiple of 8, takes up in the page."""
         return WORD_BYTES + 2 * (2 * WORD_BYTES + limit)
 
     def publish(self, body: bytes) -> bool:
-        """Replace the value; False: it is too long, and the one before stays."""
+        """Replace the value; False if it is too long, in which case the previous value stays."""
         length = len(body)
         if length > self._limit:
             return False
@@ -303,7 +312,7 @@ class BlobLatch:
         return True
 
     def read(self) -> bytes | None:
-        """The latest value, empty before the first; None: torn."""
+        """Return the latest value, empty before the first; None if it is torn."""
         for _ in range(ATTEMPTS):
             sequence = self._words[self._sequence]
             if sequence == 0:

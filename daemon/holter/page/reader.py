@@ -1,8 +1,8 @@
 """The sidecar's side of the page: nothing in it is believed before it is checked.
 
-A page that is not ours is refused when it is opened. After that nothing the page holds makes a call raise or return what was not
-written: what does not add up is counted in `torn`, and reading goes on at the writer's position. For one thread, and one
-reader at a time; a reader that follows another goes on where it stopped.
+A page that is not ours is refused when it is opened. After that, no content of the page can make a call raise or return
+what was not written: what does not add up is counted in `torn`, and reading continues at the writer's position. For use
+by one thread, and by one reader at a time; a reader that follows another continues where that one stopped.
 """
 
 import mmap
@@ -37,22 +37,22 @@ _PHASES = frozenset(Phase)
 
 
 class PageHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank said it was."""
+    """The rank's last reported place in its step."""
 
     step: int
     phase: Phase
     micro_step: int
     at_ns: int
-    """Wall clock of the rank, nanoseconds since the epoch."""
+    """Wall clock of the rank, in nanoseconds since the epoch."""
 
 
 class PageReader:
-    """What a rank said, alive or dead, and the way to tell it something."""
+    """Reads what a rank wrote, whether it is alive or dead, and can leave messages for it."""
 
     def __init__(self, page: Page, identity: PageIdentity) -> None:
         self.identity = identity
         self.torn = 0
-        """How often something in the page did not add up; each may stand for several lost payloads."""
+        """How often something in the page did not add up; each time may stand for several lost payloads."""
         self._page: Page | None = page
         found = page.read_position.read()
         if found is None:
@@ -61,7 +61,7 @@ class PageReader:
 
     @classmethod
     def open(cls, source: int | str) -> Self:
-        """Map the page behind a descriptor, which stays the caller's, or a path.
+        """Map a page, given by a path or by a descriptor, which the caller keeps.
 
         PageError says why it is not a page of ours, TornPageError why it is one but broken.
         """
@@ -83,11 +83,11 @@ class PageReader:
 
     @property
     def dropped(self) -> int:
-        """Beats and payloads that the rank could not write, as it counted."""
+        """Number of beats and payloads that the rank could not write, by its own count."""
         return self._opened().words[DROPPED]
 
     def heartbeat(self) -> PageHeartbeat | None:
-        """The rank's latest beat; None: it never beat, or the beat is torn, which is counted."""
+        """Return the rank's latest beat; None if it never beat, or if the beat is torn, which is counted."""
         latch = self._opened().heartbeat
         if not latch.is_written:
             return None
@@ -100,7 +100,7 @@ class PageReader:
         return PageHeartbeat(step=step, phase=known, micro_step=micro_step, at_ns=at_ns)
 
     def read(self, limit: int = 1024) -> list[bytes]:
-        """The next whole payloads in the order of writing, at most `limit`; they are not given again."""
+        """Return the next complete payloads in the order of writing, at most `limit`; each is returned only once."""
         page = self._opened()
         written = page.words[WRITE_POSITION]
         payloads: list[bytes] = []
@@ -112,23 +112,23 @@ class PageReader:
                 break
             payloads.append(payload)
             self._position += record_bytes(len(payload))
-        # Also where it did not move: should the one in the page be damaged, the writer waits for this to find room.
+        # Also if it did not move: if the published position was damaged, the writer waits for this to find room.
         page.read_position.publish(self._position)
         return payloads
 
     def rewinds(self) -> list[tuple[int, bytes]]:
-        """How the rank's last two steps began, the older one first; less where nothing, or something torn, is there."""
+        """Return how the rank's last two steps began, the older one first; fewer if something is missing or torn."""
         bodies = [latch.read() for latch in self._opened().rewinds]
         self.torn += bodies.count(None)
         whole = [body for body in bodies if body and len(body) >= REWIND_STEP.size]
         return sorted((*REWIND_STEP.unpack_from(body), body[REWIND_STEP.size :]) for body in whole)
 
     def set_control(self, code: int, argument: int) -> None:
-        """Tell the rank something that it looks at every step; both are signed 64-bit integers."""
+        """Tell the rank something that it looks at in every step; both values are signed 64-bit integers."""
         self._opened().control.publish(code, argument)
 
     def post_notice(self, text: str) -> None:
-        """Leave a text for the rank in place of the one before, as much of it as fits."""
+        """Leave a text for the rank in place of the previous one; it is cut to what fits."""
         encoded = text.encode(errors="replace")[:NOTICE_BYTES]
         whole = encoded.decode(errors="ignore")
         self._opened().notice.publish(whole.encode())
@@ -138,7 +138,10 @@ class PageReader:
         self._opened().sidecar.publish(pid, at_ns)
 
     def close(self) -> None:
-        """Let go of the page. Any call but this one raises PageError afterwards: silence would look like a rank without news."""
+        """Let go of the page.
+
+        Every other call raises PageError afterwards, because silence would look like a rank without news.
+        """
         self._page = None
 
     def _opened(self) -> Page:
@@ -147,7 +150,7 @@ class PageReader:
         return self._page
 
     def _payload(self, page: Page, written: int) -> bytes | None:
-        """The payload at the read position; None: torn."""
+        """Return the payload at the read position; None if it is torn."""
         num_unread = written - self._position
         if not 0 < num_unread <= self.identity.ring_bytes:
             return None

@@ -1,1 +1,1 @@
-"""Where checkpoints are kept: written beside, verified, named last, never overwritten."""
+"""Storage of checkpoints: written under a temporary name, verified, renamed last, never overwritten."""

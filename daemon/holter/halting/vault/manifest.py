@@ -1,14 +1,16 @@
-"""What a checkpoint holds, as written down when it was sealed: every file by its digest, every tensor by its fingerprint.
+"""The manifest of a sealed checkpoint: a digest of every file and a fingerprint of every tensor.
 
-    parts/<rank>.json   what one rank wrote and read back (Part)  ──┐
-    state/ ranks/       the files themselves, digested              ├─▶  manifest.json (Manifest)
-    the coordinator     step, cause, verdict                      ──┘
+    parts/<rank>.json   what one rank wrote and read back (RankPart)  ──┐
+    state/ ranks/       the files themselves, digested                   ├─▶  manifest.json (Manifest)
+    the coordinator     step, cause, verdict                           ──┘
 
-Two proofs, because they answer different questions: a digest says that a file is the one that was sealed; a fingerprint says that a tensor in
-it is the one that was in memory, and names the tensor when it is not. A manifest carries its own digest: one that was changed is none.
+Two proofs are needed, because they answer different questions: a digest shows that a file is the one that was sealed; a
+fingerprint shows that a tensor in it is the one that was in memory, and names the tensor if it is not. A manifest
+carries its own digest: one that was changed is invalid.
 
-Whether a save is whole is judged here too (`missing_from`): what the ranks say they wrote, against the files that are there. Replicas stand
-for each other: the first saver's part is enough. A shard stands for itself: each one that is missing is named.
+This file also decides whether a save is complete (`missing_from`): it compares what the ranks say they wrote with the
+files that are there. Replicas can stand for each other: the first saver's part is enough. A shard stands only for
+itself: each missing one is named.
 """
 
 import hashlib
@@ -26,17 +28,18 @@ from holter.records import Verdict
 
 NAME = "manifest.json"
 STATE, PARTS, RANKS = "state", "parts", "ranks"
-"""What the framework wrote; what each rank says of it; how the step began on each rank."""
+"""Folders of a checkpoint: what the framework wrote, what each rank reports of it, and how the step began on each
+rank."""
 CHUNK_BYTES = 4 << 20
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Called with the number of bytes done and the total number of bytes."""
 _RANDOM_STATE = re.compile(r"(?:random_states_|rng_state_|ranks/)(\d+)\.(?:pkl|pth|pt|msgpack)$")
 _LONE_RANDOM_STATE = re.compile(r"/rng_state\.pth$")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file as it was sealed."""
+    """Size and digest of a file at the time of sealing."""
 
     bytes: int
     sha256: str
@@ -47,67 +50,70 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     file: str
-    """Relative to the checkpoint's directory."""
+    """Path relative to the checkpoint's directory."""
     shape: tuple[int, ...]
     dtype: str
     fingerprint: str
-    """64 bits in hexadecimal: numbers of JSON end at 53."""
+    """64 bits in hexadecimal, because JSON numbers are exact only up to 53 bits."""
     rank: int = 0
-    """Who read it back."""
+    """Rank that read it back."""
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:
-        """What makes two tensors the same, bit for bit, whatever they are called."""
+        """Key that is equal for tensors with the same bits, whatever their names."""
         return self.dtype, self.shape, self.fingerprint
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wrote, and that it holds what the rank held."""
+    """What one rank wrote, with the proof that it holds what the rank had in memory."""
 
     rank: int
     framework: str
     is_sharded: bool = False
-    """Other ranks' parts cannot stand for this one."""
+    """Whether the rank's part is its own shard, so that no other rank's part can stand for it."""
     has_index: bool = False
-    """The framework's own index of the whole was written, which is done only when no piece of any tensor is missing."""
+    """Whether the framework's own index of the whole was written, which it does only if no piece of any tensor is
+    missing."""
     files: dict[str, int] = {}
-    """Those that it wrote -> bytes."""
+    """Size in bytes of each file that the rank wrote."""
     tensors: list[StoredTensor] = []
     unread: dict[str, str] = {}
-    """Files whose tensors could not be read safely -> why; their digest covers them."""
+    """Files whose tensors could not be read safely, with the reason; only their digest covers them."""
     num_live: int = 0
-    """Tensors that had to be found again."""
+    """Number of tensors in memory that the files had to contain."""
     with_nan: list[str] = []
-    """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
+    """Tensors that had to be found and hold NaN, or Inf where none may be; whatever the reason, this state is not
+    good."""
     oversized: dict[str, float] = {}
-    """Finite ones of a size that no model that trains has -> their largest magnitude."""
+    """Finite tensors of a size that no training model has, with their largest magnitude."""
     implausible: dict[str, str] = {}
-    """Tensors of the state that are not as their own history has them -> a sentence."""
+    """Tensors of the state that do not fit their own history, with a sentence that says how."""
     unlooked: list[str] = []
-    """Tensors of the state that no reading had come to before: what they were like is not known."""
+    """Tensors of the state that no comparison had read before, so that nothing is known of their earlier values."""
     replica_roots: dict[str, str] = {}
-    """Set of ranks that must hold the same, this one among them -> root of what it holds of that."""
+    """For each set of ranks that must be equal and include this one: root fingerprint of what this rank holds of it."""
     missing: list[StoredTensor] = []
-    """Those that are not in its own files; replicas may find them in another's."""
+    """Tensors in memory that are not in the rank's own files; replicas may have them in another rank's files."""
     num_own: int = 0
-    """Tensors that no other rank is known to hold: parts of a model that is split by hand, experts that a wrapper was told to ignore."""
+    """Number of tensors that no other rank is known to hold: parts of a model that is split by hand, or experts that a
+    wrapper was told to ignore."""
     own_missing: list[StoredTensor] = []
-    """Those of them that are not in its own files; another rank's may have them."""
+    """Those of these tensors that are not in the rank's own files; another rank's files may contain them."""
     notes: list[str] = []
-    """What differs from a run that goes on although the checkpoint is whole: a sentence each."""
+    """Differences from an uninterrupted run although the checkpoint is complete, a sentence each."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json`: public; fields are added, never changed."""
+    """Content of `manifest.json`. It is public: fields are added, never changed."""
 
     schema: int = 1
     run_id: str
     step: int
-    """Completed optimizer steps in it, those of the run that it goes on from included."""
+    """Completed optimizer steps in it, including those of the run that it was resumed from."""
     framework: str
     world_size: int
     mesh: dict[str, list[list[int]]] = {}
-    """Name of an axis or group -> the ranks of each, as far as known."""
+    """For each axis or group by name, the sets of ranks that belong together, as far as known."""
     verdict: Verdict
     why: str
     cause: str = ""
@@ -116,33 +122,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[int] = []
     """Ranks that could not save."""
     random_states: list[int] = []
-    """Ranks whose random state is in it."""
+    """Ranks whose random state is included."""
     files: dict[str, StoredFile]
     tensors: list[StoredTensor]
     unread: dict[str, str] = {}
     sealed_at: str
     digest: str = ""
-    """SHA-256 of all the rest."""
+    """SHA-256 of all other fields."""
 
 
 def signed(manifest: Manifest) -> Manifest:
-    """The manifest with its digest."""
+    """Return the manifest with its digest filled in."""
     return msgspec.structs.replace(manifest, digest=digest_of(msgspec.json.encode(manifest)))
 
 
 def digest_of(content: bytes) -> str:
-    """The digest of all fields, whether this version knows them or not: so a renamed field is noticed, and a newer version's field is no damage."""
+    """Return the digest of all fields, including those that this version does not know.
+
+    So a renamed field is noticed, and a field of a newer version is no damage.
+    """
     rest = msgspec.json.decode(content) | {"digest": ""}
     return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """For a file that people open."""
+    """Encode a record for a file that people read: as indented JSON."""
     return _laid_out(msgspec.json.encode(record))
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a checkpoint's directory. Raises VaultError with the sentence."""
+    """Read the manifest from a checkpoint's directory. Raises VaultError with a sentence for the user."""
     path = directory / NAME
     try:
         content = read_plain(path)
@@ -153,14 +162,14 @@ def read(directory: Path) -> Manifest:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except UNREADABLE as error:
         raise VaultError(f"{path} is damaged: {error}") from None
-    # White space says nothing, and is not as it was written: something has touched it.
+    # Different white space is harmless, but shows that something has changed the file.
     if found.digest != digest or content != _laid_out(content):
         raise VaultError(f"{path} is damaged: it was changed after the checkpoint was sealed")
     return found
 
 
 def read_part(path: Path) -> RankPart:
-    """What one rank says. Raises VaultError with the sentence."""
+    """Read the report of one rank. Raises VaultError with a sentence for the user."""
     try:
         return msgspec.json.decode(read_plain(path), type=RankPart)
     except OSError as error:
@@ -170,14 +179,14 @@ def read_part(path: Path) -> RankPart:
 
 
 def replicas_path(directory: Path, rank: int) -> Path:
-    """Where a rank writes the tables behind its roots: set of ranks -> tensor -> fingerprint."""
+    """Return the path to which a rank writes the tables behind its roots: set of ranks -> tensor -> fingerprint."""
     return directory / PARTS / f"{rank}.replicas"
 
 
 def parted_replicas(directory: Path, parts: Mapping[int, RankPart]) -> str:
-    """Which replicas are not equal, a sentence with the first tensors; empty: none that are known.
+    """Describe replicas that differ in a sentence with the first tensors; empty if none are known to.
 
-    Tables are read only where roots differ, of two ranks.
+    Tables are read only if roots differ, and only from two ranks.
     """
     by_root: dict[str, dict[str, list[int]]] = {}
     for rank, part in parts.items():
@@ -200,7 +209,7 @@ def _table(directory: Path, rank: int, ranks: str) -> dict[str, str]:
 
 
 def listed(directory: Path) -> dict[str, int]:
-    """Every file of a checkpoint that a manifest must name -> bytes. Links are not followed: what they point to is elsewhere."""
+    """Return the size in bytes of every file that a manifest must name. Links are not followed, because they point elsewhere."""
     found = {}
     for part in (STATE, RANKS):
         for folder, _, names in os.walk(directory / part):
@@ -211,7 +220,7 @@ def listed(directory: Path) -> dict[str, int]:
 
 
 def counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Tells `progress` of all bytes so far whenever it is told of some more."""
+    """Return a function that is called with the bytes just done and tells `progress` the sum so far."""
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -223,7 +232,10 @@ def counted(progress: Progress, total: int) -> Callable[[int], None]:
 
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_synced: bool = False) -> str:
-    """Digest of a file's content; with `is_synced` the content is on the disk as well when this returns. Raises OSError."""
+    """Return the digest of a file's content.
+
+    With `is_synced`, the content is also safely on the disk when this returns. Raises OSError.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if is_synced:
@@ -244,24 +256,25 @@ class Circumstances:
 
     run_id: str
     step: int
-    """Completed optimizer steps, those before a resume included."""
+    """Completed optimizer steps, including those before a resume."""
     world_size: int
     savers: tuple[int, ...]
-    """Ranks that were to save; the first for all, as far as ranks are replicas."""
+    """Ranks that were to save; where ranks are replicas, the first one saves for all."""
     lost: tuple[int, ...] = ()
     failures: Mapping[int, str] = field(default_factory=dict)
     """Rank -> why it did not save what it should have."""
     cause: str = ""
     verdict: Verdict = "healthy"
-    """Of the numbers, as far as the detectors can tell; `verdicts.of_halt` says it."""
+    """Verdict on the numbers by the detectors, from `verdicts.of_halt`."""
     why: str = ""
     mesh: Mapping[str, list[list[int]]] = field(default_factory=dict)
     uncompared: str = ""
-    """Until when replicas were last found equal, if that is not this state; empty: they were in this one."""
+    """Until when replicas were last found equal, in words, if that is before this state; empty if they were equal in
+    it."""
 
 
 def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
-    """What the checkpoint does not have, a sentence each; none: it is whole."""
+    """Return what the checkpoint lacks, a sentence each; empty if it is complete."""
     nothing = [] if any(map(_is_state, files)) else ["nothing was written"]
     return [
         *nothing,
@@ -273,9 +286,9 @@ def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Map
 
 
 def not_looked_at(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
-    """What nobody looked at: a sentence; empty: nothing.
+    """Describe in a sentence what nobody examined; empty if everything was.
 
-    Tensors that nobody held against what is in memory, or that no reading had come to before, and replicas of which one alone saved.
+    Such are tensors that nobody compared with memory or had read before, and replicas of which only one saved.
     """
     needed = [parts[rank] for rank in _needed(about, parts) if rank in parts]
     blind = [part.rank for part in needed if not part.num_live and any(map(_is_trained, part.tensors))]
@@ -289,7 +302,7 @@ def not_looked_at(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
 
 
 def _lone_replica(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
-    """Whether one replica alone saved, of a state in which nobody had compared it with the others."""
+    """Say so if only one replica saved a state in which the replicas had not been compared; else empty."""
     told: dict[str, list[int]] = {}
     for rank, part in parts.items():
         for ranks in part.replica_roots:
@@ -303,19 +316,22 @@ def _is_trained(tensor: StoredTensor) -> bool:
 
 
 def unclaimed_files(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:
-    """Files that no rank says it wrote."""
+    """Return the files that no rank says it wrote."""
     claimed = {name for part in parts.values() for name in part.files}
     return [name for name in files if _is_state(name) and name not in claimed]
 
 
 def ranks_with_random_state(files: Iterable[str]) -> list[int]:
-    """Ranks whose random state is there, by the frameworks' own names and ours."""
+    """Return the ranks whose random state is stored, recognised by the frameworks' file names and holter's own."""
     ranks = {int(found[1]) for name in files if (found := _RANDOM_STATE.search(name))}
     return sorted(ranks | {0 for name in files if _LONE_RANDOM_STATE.search(name)})
 
 
 def why_whole(about: Circumstances, parts: Mapping[int, RankPart], known_states: list[int]) -> str:
-    """The sentence about a whole checkpoint, with what its ranks note. Where no file is known to hold random states nothing is said of them: a framework may keep them elsewhere."""
+    """Return the sentence about a complete checkpoint, with its ranks' notes.
+
+    Missing random states are mentioned only if a file is known to hold some: a framework may keep them elsewhere.
+    """
     without = [rank for rank in range(about.world_size) if rank not in known_states] if known_states else []
     lack = f"without the random state of rank {', '.join(map(str, without))}" if without else ""
     notes = [note for part in parts.values() for note in part.notes]
@@ -340,7 +356,7 @@ def _missing_parts(about: Circumstances, parts: Mapping[int, RankPart]) -> Itera
             yield f"rank {rank} saved nothing that it could prove{_because(about, rank)}"
     for rank in sorted(about.failures.keys() & parts.keys()):
         yield f"rank {rank}: {about.failures[rank]}"
-    # Where shards are replicated too, another rank has written a lost one's.
+    # If shards are replicated too, another rank has written the shard of a lost one.
     if _is_sharded(parts) and not any(part.has_index for part in parts.values()):
         yield from (f"the shard of rank {rank} is missing{_because(about, rank)}" for rank in about.lost)
 
@@ -354,7 +370,7 @@ def _unproven(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[s
 
 
 def _missing_own(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[str]:
-    """What a rank alone held, and nobody saved; of a rank that is lost only that there may have been such."""
+    """Yield what only one rank held and nobody saved; of lost ranks it is only known that they may have held such tensors."""
     stored = {tensor.content for part in parts.values() for tensor in part.tensors}
     for rank, part in sorted(parts.items()):
         missing = [tensor.name for tensor in part.own_missing if tensor.content not in stored]
@@ -381,7 +397,7 @@ def _missing_files(
             elif files[name].bytes != size:
                 yield f"{name} has {files[name].bytes} bytes, rank {rank} wrote {size}"
     if not parts.keys() >= set(about.savers):
-        # Whoever wrote it did not come to its end.
+        # The rank that wrote them did not finish.
         yield from (f"{name} was read back by no rank" for name in unclaimed_files(parts, files))
 
 

@@ -1,14 +1,14 @@
-"""Where checkpoints of halts are kept: written beside, checked, named last, and never overwritten.
+"""The vault of a run directory: checkpoints are written under a temporary name, checked, renamed last, and never overwritten.
 
-    checkpoints/.30.partial      being written: no checkpoint, whoever finds it
+    checkpoints/.30.partial      being written: not a checkpoint yet
     checkpoints/30               sealed: manifest.json lists every file of it
-    checkpoints/30-2             sealed, of the same step, and not the same bits
+    checkpoints/30-2             sealed, of the same step, but with other bits
     checkpoints/30-incomplete    sealed, and its manifest says what is missing
     checkpoints/vault.json       runs that have sealed here: a run directory may have several lives
-    checkpoints/watched.json     the script's own checkpoints, and what is thought of each (ScriptSaves)
+    checkpoints/watched.json     the script's own checkpoints, with a verdict for each (ScriptSaves)
 
-Two good ones are kept; an older one goes only when a newer one has its name. Whatever fails raises VaultError, and what had its name before
-keeps it.
+Two good ones are kept; an older one is removed only after a newer one has its name. Every failure raises VaultError,
+and existing checkpoints stay as they are.
 """
 
 import contextlib
@@ -40,50 +40,50 @@ from holter.records import Verdict
 
 FOLDER = "checkpoints"
 NUM_KEPT = 2
-"""How many checkpoints of each verdict are kept."""
+"""Number of checkpoints that are kept for each verdict."""
 SEALED = re.compile(r"(\d+)(-\d+|-incomplete(-\d+)?)?")
-"""Names of sealed checkpoints: completed steps, and what tells several of them apart."""
+"""Pattern of the names of sealed checkpoints: completed steps, and a suffix that distinguishes several of them."""
 SCRIPT_SAVES = "watched.json"
 
 
 class Sealed(NamedTuple):
-    """A checkpoint with a name."""
+    """A checkpoint with its final name."""
 
     path: Path
     manifest: Manifest
 
     @property
     def verdict(self) -> Verdict:
-        """Of the manifest."""
+        """Verdict in the manifest."""
         return self.manifest.verdict
 
     @property
     def why(self) -> str:
-        """Of the manifest."""
+        """Reason for the verdict."""
         return self.manifest.why
 
     @property
     def state(self) -> Path:
-        """What to give to the framework."""
+        """Path to give to the framework."""
         return self.path / manifests.STATE
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """`vault.json`."""
+    """Content of `vault.json`."""
 
     runs: list[str] = []
 
 
 class Vault:
-    """The checkpoints of one run directory. Every method may take as long as its disk does."""
+    """The checkpoints of one run directory. Every method may be as slow as the disk."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / FOLDER
 
     def begin(self, step: int, stamp: int = 0) -> Path:
-        """A fresh directory to save into; what a halt that died left unfinished is removed. Raises VaultError.
+        """Return a fresh directory to save into, and remove what an unfinished halt left. Raises VaultError.
 
-        `stamp` makes its name its own: a disk that answers late must not take away what ranks write meanwhile.
+        `stamp` makes the directory's name unique: a slow disk must not remove what ranks write in the meantime.
         """
         partial = self.partial(step, stamp)
         try:
@@ -100,18 +100,21 @@ class Vault:
         return partial
 
     def partial(self, step: int, stamp: int = 0) -> Path:
-        """Where a state of so many completed steps is written until it is sealed."""
+        """Return the directory in which a state of `step` completed steps is written until it is sealed."""
         return self.folder / (f".{step}.{stamp}.partial" if stamp else f".{step}.partial")
 
     def seal(self, partial: Path, about: Circumstances, progress: Progress = lambda _done, _of: None) -> Sealed:
-        """Check what was written, write its manifest, and give it its name. Raises VaultError; then nothing has a new name."""
+        """Check what was written, write its manifest, and give it its final name.
+
+        Raises VaultError; then no name has changed.
+        """
         try:
             sealed = self._seal(partial, about, progress)
         except OSError as error:
             raise VaultError(
                 f"the checkpoint of step {about.step} could not be sealed: {_reason(error)}; what was written of it is in {partial}, unverified"
             ) from error
-        # The new one has its name: that an old one cannot be removed takes nothing from it.
+        # The new checkpoint has its name: failing to remove an old one does it no harm.
         with contextlib.suppress(OSError):
             self.prune()
         return sealed
@@ -122,19 +125,22 @@ class Vault:
             _remove(partial)
 
     def all(self) -> list[Sealed]:
-        """Every checkpoint with a readable manifest, oldest first."""
+        """Return every checkpoint with a readable manifest, oldest first."""
         return [Sealed(path, found) for path, found in self._named() if found is not None]
 
     def damaged(self) -> list[Path]:
-        """Sealed checkpoints whose manifest cannot be read."""
+        """Return the sealed checkpoints whose manifest cannot be read."""
         return [path for path, found in self._named() if found is None]
 
     def last_good(self) -> Sealed | None:
-        """The newest that is healthy and whose files are all there."""
+        """Return the newest healthy checkpoint whose files are all there; None if there is none."""
         return next((one for one in reversed(self.all()) if _is_good(one)), None)
 
     def prune(self) -> None:
-        """Keep the newest two of each verdict; one whose files are not all there stands in no other's place. Raises OSError."""
+        """Remove all but the newest two checkpoints of each verdict.
+
+        A healthy one with missing files does not count and is not removed. Raises OSError.
+        """
         by_verdict: dict[Verdict, list[Sealed]] = {}
         for one in reversed(self.all()):
             if one.verdict != "healthy" or _is_good(one):
@@ -144,7 +150,7 @@ class Vault:
                 _remove(one.path)
 
     def runs(self) -> list[str]:
-        """Ids of the runs that have sealed here; empty: not known."""
+        """Return the ids of the runs that have sealed checkpoints here; empty if not known."""
         ledger = read_json(self.folder / "vault.json", Ledger)
         return [] if ledger is None else ledger.runs
 
@@ -192,14 +198,15 @@ class Vault:
         write_whole(self.folder / "vault.json", manifests.encode(Ledger(sorted({*self.runs(), about.run_id}))))
         path = self._free(str(about.step) + ("" if is_whole else "-incomplete"))
         partial.rename(path)
-        # Its name is given. A crash that takes the name back leaves a partial one, which is no lie; the parts are in the manifest.
+        # The name is given. If a crash undoes that, a partial directory is left, which claims nothing; the parts are in
+        # the manifest.
         with contextlib.suppress(OSError):
             _sync(self.folder)
         shutil.rmtree(path / manifests.PARTS, ignore_errors=True)
         return Sealed(path, manifest)
 
     def _same(self, manifest: Manifest) -> Sealed | None:
-        """A sealed checkpoint of this step with the same files, bit for bit, and as good a verdict."""
+        """Return a sealed checkpoint of this step with the same files, bit for bit, and the same verdict; None if there is none."""
         for one in self.all():
             is_alike = (one.manifest.step, one.verdict, one.manifest.files) == (
                 manifest.step,
@@ -212,7 +219,7 @@ class Vault:
 
     def _free(self, name: str) -> Path:
         number, path = 1, self.folder / name
-        # A name that is taken by anything at all is taken, also by a link that leads nowhere.
+        # Anything of that name blocks it, even a link that leads nowhere.
         while os.path.lexists(path):
             number += 1
             path = self.folder / f"{name}-{number}"
@@ -220,7 +227,7 @@ class Vault:
 
 
 def _digested(directory: Path, progress: Progress) -> dict[str, StoredFile]:
-    """Every file, on the disk and read back."""
+    """Return size and digest of every file, after making sure that it is on the disk."""
     sizes = manifests.listed(directory)
     on_bytes = manifests.counted(progress, sum(sizes.values()))
     return {
@@ -242,7 +249,7 @@ def _parts(partial: Path) -> tuple[dict[int, RankPart], list[str]]:
 
 
 def _looked_at(about: Circumstances, parts: dict[int, RankPart], parted: str) -> Circumstances:
-    """The circumstances, with what the ranks themselves found in the numbers, whatever the detectors had found."""
+    """Adjust the verdict by what the ranks themselves found in the numbers, whatever the detectors had found."""
     bad = [name for part in parts.values() for name in part.with_nan]
     if about.verdict == "poisoned":
         return about
@@ -260,7 +267,10 @@ def _looked_at(about: Circumstances, parts: dict[int, RankPart], parted: str) ->
 
 
 def _odd(parts: dict[int, RankPart]) -> str:
-    """What no training makes: the sentence, of the first tensor. A weight comes before what an optimizer made of its gradients."""
+    """Describe values that no training produces, with the first tensor; empty if there are none.
+
+    Weights are named before the state that an optimizer derived from its gradients.
+    """
     large = {
         (rank, name): f"holds values of up to {size:.3g}"
         for rank, part in parts.items()
@@ -275,7 +285,10 @@ def _odd(parts: dict[int, RankPart]) -> str:
 
 
 def _is_good(one: Sealed) -> bool:
-    """Healthy by its manifest, with every file there in its full size: `holter checkpoint verify` looks closer."""
+    """Whether a checkpoint is healthy by its manifest and every file is there in full size.
+
+    `holter checkpoint verify` checks more closely.
+    """
     if one.verdict == "healthy":
         with contextlib.suppress(OSError):
             return manifests.listed(one.path) == {name: file.bytes for name, file in one.manifest.files.items()}
@@ -297,7 +310,10 @@ def _written_ns(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Its name goes first: nobody finds half of it. What cannot be deleted stays, without a name. Raises OSError for the name."""
+    """Remove a directory, renaming it first so that nobody finds half of it.
+
+    What cannot be deleted remains under the other name. Raises OSError if the renaming fails.
+    """
     gone = path.with_name(f".{path.name.lstrip('.')}.{wall_ns()}.gone")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -317,10 +333,10 @@ def _reason(error: OSError) -> str:
 
 
 class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished save of the script's, or its framework's."""
+    """A finished save by the script or its framework."""
 
     step: int
-    """Completed optimizer steps in it, those before a resume included."""
+    """Completed optimizer steps in it, including those before a resume."""
     path: str
     framework: str
     saved_at: str
@@ -328,23 +344,23 @@ class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     why: str
     incident: str = ""
-    """Where the fault in it is explained."""
+    """Id of the incident that explains the fault in it; empty if there is none."""
     ranks: list[int] = []
-    """Ranks that reported it."""
+    """Ranks that reported the save."""
 
 
 class ScriptSaves(msgspec.Struct, frozen=True):
-    """All that are remembered, oldest first."""
+    """Content of `watched.json`: all saves that are remembered, oldest first."""
 
     saves: list[ScriptSave] = []
 
 
 def script_saves_path(run_dir: Path) -> Path:
-    """Where they are written down."""
+    """Return the path at which the script's saves are recorded."""
     return run_dir / FOLDER / SCRIPT_SAVES
 
 
 def read_script_saves(run_dir: Path) -> list[ScriptSave]:
-    """What is written down; a file that cannot be read says nothing."""
+    """Return the recorded saves of the script; empty if the file cannot be read."""
     found = read_json(script_saves_path(run_dir), ScriptSaves)
     return found.saves if found is not None else []

@@ -1,6 +1,6 @@
-"""A sealed checkpoint against its manifest, without torch: every file there, none more, each with the content that was sealed.
+"""Compare a sealed checkpoint with its manifest, without torch: exactly the listed files, each with the sealed content.
 
-Which tensors are in a file that changed is for a reader of its format to say: `holter.frameworks.saving.reading`.
+To say which tensors changed in a file, a reader of its format is needed: `holter.frameworks.saving.reading`.
 """
 
 import json
@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass
 class CheckpointExamination:
-    """What was found."""
+    """The result of examining a checkpoint."""
 
     directory: Path
     manifest: Manifest | None = None
@@ -57,12 +57,15 @@ class CheckpointExamination:
 
     @property
     def is_good(self) -> bool:
-        """Whole, as it was sealed, and healthy when it was; of one without a manifest: nothing wrong was found."""
+        """Whether the checkpoint is complete, unchanged since it was sealed, and was healthy then.
+
+        Without a manifest: whether nothing wrong was found.
+        """
         return not self.problems and (self.manifest is None or self.manifest.verdict == "healthy")
 
 
 def home(path: Path) -> Path | None:
-    """The directory of the sealed checkpoint that is meant by its own path or by that of its state; None: it is none of ours."""
+    """Return the directory of the sealed checkpoint that a path to it, or to its state, means; None if it is not one of holter's."""
     path = path.resolve()
     for candidate in (path, path.parent) if path.name == manifests.STATE else (path,):
         is_named = candidate.parent.name == "checkpoints" and bool(SEALED.fullmatch(candidate.name))
@@ -74,7 +77,7 @@ def home(path: Path) -> Path | None:
 
 
 def examine(directory: Path, progress: Progress) -> CheckpointExamination:
-    """Everything that digests can tell. Raises OSError for a disk that cannot be read."""
+    """Check everything that digests can prove. Raises OSError if the disk cannot be read."""
     found = CheckpointExamination(directory)
     sizes = manifests.listed(directory)
     found.num_files, found.num_bytes = len(sizes), sum(sizes.values())
