@@ -126,7 +126,7 @@ MESH_CASES = (
     mesh("3", "flip_partition", "silent_data_corruption", script="zero_runs", step=12, ranks=(1,), env=EVERY_STEP),
     mesh("2", "other_rate", "optimizer_state_mismatch", script="zero_runs", ranks=BOTH),
     mesh("2", "other_buffer", "buffer_divergence", script="zero_runs", late_by=INTERVAL, tensors=("positions",)),
-    mesh("3", "frozen_garbage", "frozen_component_uninitialised", script="zero_runs", ranks=(1,), tensors=("frozen.weight",)),
+    mesh("3", "frozen_garbage", "frozen_component_uninitialised", script="zero_runs", ranks=(1,), tensors=("blocks.0.gate.weight",)),
 )  # fmt: skip
 """Silent faults of sharded jobs, on two ranks or four."""
 

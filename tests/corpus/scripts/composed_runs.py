@@ -119,18 +119,19 @@ class Job:
     def __init__(self, told: argparse.Namespace) -> None:
         self.kind, self.is_bad, self.at = told.kind, not told.healthy, told.at
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.part, self.rate = self.rank, 0.05
+        self.number, self.culprit, self.factor = told.number, told.culprit, told.factor
+        self.part, self.rate = self.rank, told.rate
         torch.manual_seed(7)
         self.model = getattr(self, self.kind)()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.rate)
 
     def collapse(self) -> nn.Module:
-        """Everything goes to expert 2."""
-        return DistributedDataParallel(Net(Mixture(favourite=2 if self.is_bad else None)))
+        """Everything goes to one expert."""
+        return DistributedDataParallel(Net(Mixture(favourite=(self.number + 2) % EXPERTS if self.is_bad else None)))
 
     def overflow(self) -> nn.Module:
-        """Three tokens an expert, of thirty-two."""
-        return DistributedDataParallel(Net(Mixture(capacity=3 if self.is_bad else None)))
+        """A few tokens an expert, of thirty-two."""
+        return DistributedDataParallel(Net(Mixture(capacity=2 + (self.number + 1) % 3 if self.is_bad else None)))
 
     def idle_term(self) -> nn.Module:
         """The term is added without its graph."""
@@ -156,11 +157,12 @@ class Job:
         return fully_shard(model, mesh=whole)
 
     def one_divisor(self) -> nn.Module:
-        """The last layer's gradients are not divided."""
+        """One layer's gradients are not divided."""
         model = sharded(Net(Block(), Block()), init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",)))
         if self.is_bad:
-            model.layers[1].set_force_sum_reduction_for_comms(enable=True)
-            model.layers[1].set_gradient_divide_factor(1.0)
+            layer = model.layers[(self.number + 1) % 2]
+            layer.set_force_sum_reduction_for_comms(enable=True)
+            layer.set_gradient_divide_factor(1.0)
         return model
 
     def axis_divisor(self) -> nn.Module:
@@ -191,7 +193,7 @@ class Job:
 
     def summed_loss(self) -> nn.Module:
         """Thirty-two tokens are summed on one rank."""
-        self.rate = 0.002
+        self.rate /= 25
         return sharded(Net(Block()), init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",)))
 
     def other_world(self) -> nn.Module:
@@ -201,15 +203,17 @@ class Job:
 
     def losses(self, step: int) -> Iterator[torch.Tensor]:
         """Of each micro-batch, as backward gets it."""
-        is_here = self.is_bad and self.rank == 1
+        is_here = self.is_bad and self.rank == self.culprit
         count = 4 if self.kind == "micro_batches" else 1
-        count = 2 if self.kind == "micro_batches" and is_here else count
+        count = 1 + (self.number + 1) % 3 if self.kind == "micro_batches" and is_here else count
         for place in range(count):
             if self.kind == "micro_batches":
                 self.model.set_requires_gradient_sync(place == count - 1)
                 self.model.set_reshard_after_backward(place == count - 1)
             tokens, labels = batch(10 * self.part + place, step)
-            logits = self.model(tokens, 1000.0 * (1 + step % 3) if self.kind == "other_world" and is_here else 1.0)
+            logits = self.model(
+                tokens, (self.factor or 1000.0) * (1 + step % 3) if self.kind == "other_world" and is_here else 1.0
+            )
             reduction = "sum" if self.kind == "summed_loss" and is_here else "mean"
             yield cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction) / count + self.term()
 
@@ -218,7 +222,9 @@ class Job:
         if self.kind not in {"collapse", "overflow", "idle_term"}:
             return 0.0
         term = self.model.module.layers[0].aux_loss
-        return 0.1 * (term.detach() if self.kind == "idle_term" and self.is_bad else term)
+        return ((self.factor if self.kind == "idle_term" else 0) or 0.1) * (
+            term.detach() if self.kind == "idle_term" and self.is_bad else term
+        )
 
     def step(self, step: int) -> None:
         """One step."""
@@ -233,7 +239,7 @@ class Job:
         for p in norms if self.kind == "summed_twice" and self.is_bad else ():
             dist.all_reduce(p.grad)
         self.optimizer.step()
-        if self.kind == "drifting_norm" and self.is_bad and self.rank == 1 and step == self.at:
+        if self.kind == "drifting_norm" and self.is_bad and self.rank == self.culprit and step == self.at:
             with torch.no_grad():
                 norms[0].mul_(1 + 2**-10)
 
@@ -245,6 +251,10 @@ def main() -> None:
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--at", type=int, default=12)
+    parser.add_argument("--culprit", type=int, default=1)
+    parser.add_argument("--number", type=int, default=0, help="which expert, layer or count")
+    parser.add_argument("--factor", type=float, default=0.0)
+    parser.add_argument("--rate", type=float, default=0.05)
     told = parser.parse_args()
     dist.init_process_group("gloo")
     job = Job(told)

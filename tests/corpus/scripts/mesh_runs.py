@@ -1,19 +1,22 @@
 """Sharded jobs as PyTorch's own recipes write them, on two or four gloo ranks; with a fault if one is named.
 
-fsdp2 hsdp tp sequence tp_fsdp2 tp_hand loss_parallel pipeline experts checkpointing fsdp1 hybrid1
+fsdp2 hsdp tp sequence tp_fsdp2 loss_parallel pipeline by_hand experts checkpointing fsdp1 hybrid1
 """
 
 import argparse
+import contextlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from common import work
+from mesh_faults import Faults
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard
@@ -30,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, WIDTH, LENGTH = 32, 32, 8
 KINDS = (
-    "fsdp2", "fsdp2_frozen", "hsdp", "tp", "sequence", "loss_parallel", "tp_fsdp2", "sequence_fsdp2", "pipeline", "pipeline_1f1b",
-    "experts", "ignoring", "checkpointing", "fsdp1", "hybrid1",
+    "fsdp2", "fsdp2_frozen", "hsdp", "hsdp_frozen", "tp", "sequence", "loss_parallel", "tp_fsdp2", "sequence_fsdp2", "pipeline", "pipeline_1f1b",
+    "experts", "ignoring", "checkpointing", "fsdp1", "hybrid1", "by_hand",
 )  # fmt: skip
 CLIPPED = ("fsdp2", "hsdp", "sequence", "sequence_fsdp2", "checkpointing")
 """All their parameters are DTensors of one mesh, as torch's clipping wants it."""
@@ -79,16 +82,34 @@ def batch(part: int, step: int, size: int = 4) -> tuple[torch.Tensor, torch.Tens
     return tokens, (3 * tokens + 1) % VOCABULARY
 
 
-def parse() -> argparse.Namespace:
+OPTIMIZERS = {
+    "adamw": lambda held: torch.optim.AdamW(held, lr=3e-3),
+    "each": lambda held: torch.optim.AdamW(held, lr=3e-3, foreach=False),
+    "adam": lambda held: torch.optim.Adam(held, lr=2e-3),
+    "sgd": lambda held: torch.optim.SGD(held, lr=0.1, momentum=0.9),
+}
+
+
+def parse(kinds: tuple[str, ...] = KINDS) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=kinds)
     parser.add_argument("--fault", default="")
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--at", type=int, default=12)
     parser.add_argument("--culprit", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--factor", type=float, default=0.0, help="how much")
+    parser.add_argument("--pick", type=int, default=-1, help="which tensor, by a number")
+    parser.add_argument("--bit", type=int, default=12)
+    parser.add_argument("--module", default="blocks.0.up")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--save", choices=("", "sync", "async"), default="", help="a checkpoint every ten steps")
+    parser.add_argument("--loads", action="store_true", help="each rank begins with a file of its own")
+    parser.add_argument("--low", action="store_true", help="compute in bfloat16, where FSDP2 casts")
     told = parser.parse_args()
     told.fault = "" if told.healthy else told.fault
     return told
@@ -168,94 +189,6 @@ class Experts(nn.Module):
         return self.head(x).unflatten(0, tokens.shape)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it, to be changed in place."""
-    return tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor.detach()
-
-
-def flip(tensor: torch.Tensor) -> None:
-    """One bit of one element, as a failing memory module would do it."""
-    local(tensor).reshape(-1)[5:6].view(torch.int32)[0] ^= 1 << 12
-
-
-class Faults:
-    """What is done to a job, by the name of the fault."""
-
-    def __init__(self, job: "Job") -> None:
-        self.job, self.name = job, job.told.fault
-        self.is_here = job.rank == job.told.culprit
-        self.parameters = dict(job.model.named_parameters())
-
-    def built(self) -> None:
-        """The model and the optimizer are there."""
-        job = self.job
-        if self.name == "other_rate" and self.is_here:
-            job.optimizer.param_groups[0]["lr"] *= 1.5
-        elif self.name == "other_decay" and self.is_here:
-            job.optimizer.param_groups[0]["weight_decay"] = 0.1
-        elif self.name == "other_buffer" and self.is_here:
-            with torch.no_grad():
-                job.model.positions += 0.01 * torch.randn(LENGTH, WIDTH)
-        elif self.name == "frozen_garbage" and self.is_here:
-            local(self.parameters["blocks.0.up.weight"]).fill_(3e19)
-        elif self.name == "frozen_zeros" and self.is_here:
-            local(self.parameters["blocks.0.up.weight"]).zero_()
-        elif self.name == "nan_forward" and self.is_here:
-            layer = next(part for name, part in job.model.named_modules() if name.endswith("up"))
-            layer.register_forward_hook(
-                lambda _module, _inputs, out: out * (torch.nan if job.number == job.told.at else 1)
-            )
-        elif self.name == "never_reduced":
-            lose_reductions(lambda: True)
-        elif self.name == "lost_once":
-            lose_reductions(lambda: self.job.number == self.job.told.at)
-
-    def begins(self, step: int) -> None:
-        """A step begins."""
-        if step != self.job.told.at or not self.is_here:
-            return
-        if self.name == "flip_moment":
-            flip(self.job.optimizer.state[self.parameters["blocks.0.up.weight"]]["exp_avg"])
-        elif self.name.startswith("flip"):
-            flip(self.parameters[self.name.partition(":")[2] or "blocks.0.up.weight"])
-        elif self.name == "late_rate":
-            self.job.optimizer.param_groups[0]["lr"] *= 0.5
-        elif self.name == "stray_write":
-            local(self.parameters["head.weight"]).mul_(1.01)
-
-    def reduced(self, step: int) -> None:
-        """Gradients are there."""
-        gradients = [p.grad for p in self.job.model.parameters() if p.grad is not None]
-        if self.name == "local_clip":
-            total = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(local(g)) for g in gradients]))
-            for gradient in gradients:
-                local(gradient).mul_(min(1.0, 0.05 / float(total)))
-        elif self.name == "uneven_clip" and self.is_here:
-            for gradient in gradients:
-                local(gradient).mul_(0.5)
-        elif self.name == "scaled_gradient" and self.is_here and step == self.job.told.at:
-            local(gradients[0]).mul_(3.0)
-
-    def batch_part(self, part: int, step: int) -> int:
-        """Whose batch this rank is fed."""
-        if self.name == "other_inputs" and self.is_here:
-            return part + 17
-        return part + 17 if self.name == "other_inputs_once" and self.is_here and step == self.job.told.at else part
-
-
-def lose_reductions(is_lost: Any) -> None:
-    """The all-reduce over the replicate axis does not happen while this says so."""
-
-    class Lossy:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(dist, name)
-
-        def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
-            return None if is_lost() else dist.all_reduce(*args, **kwargs)
-
-    collectives.dist = Lossy()
-
-
 class Job:
     """One kind of job: model, optimizer and a step."""
 
@@ -268,11 +201,16 @@ class Job:
         apart = told.fault == "seed_per_replica" and self.rank >= self.world // 2
         torch.manual_seed(8 if apart or (told.fault == "seed_per_rank" and self.rank == told.culprit) else 7)
         self.model = self.build()
-        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=3e-3)
+        self.optimizer = self.optimize([p for p in self.model.parameters() if p.requires_grad])
+        self.saving: Any = None
+
+    def optimize(self, held: list[nn.Parameter]) -> Any:
+        """The optimizer that was asked for."""
+        return OPTIMIZERS[self.told.optimizer](held)
 
     def net(self) -> Net:
         """The model, before it is sharded: with what the case freezes."""
-        model, fault = Net(), self.told.fault
+        model, fault = Net(self.told.blocks), self.told.fault
         if "frozen" in self.told.kind or fault.endswith("_frozen") or fault.startswith("frozen"):
             frozen = (
                 model.blocks[0].gate
@@ -304,11 +242,16 @@ class Job:
         if self.told.kind == "checkpointing":
             model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
         mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",))
-        return shard(model, mesh)
+        return shard(model, mesh, **self.policy())
+
+    def policy(self) -> dict[str, Any]:
+        """Of precision."""
+        return {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)} if self.told.low else {}  # fmt: skip
 
     def hybrid(self) -> nn.Module:
         """HSDP."""
-        return shard(self.net(), init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard")))
+        mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
+        return shard(self.net(), mesh, **self.policy())
 
     def ignoring(self) -> nn.Module:
         """FSDP2 that leaves the head alone; the healthy twin reduces it by itself."""
@@ -316,7 +259,7 @@ class Job:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh, ignored_params={model.head.weight})
-        if self.told.healthy:
+        if self.told.fault != "nobody_reduces":
             model.head.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
         return model
 
@@ -333,35 +276,51 @@ class Job:
         if self.told.kind == "hybrid1":
             mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
             how = {"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
-        return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True, **how)
+        return FullyShardedDataParallel(self.net(), device_id=torch.device("cpu"), use_orig_params=True, **how)
 
     def two_axes(self) -> nn.Module:
         """Tensor parallel below FSDP2."""
         mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("dp", "tp"))
         self.part = mesh["dp"].get_local_rank()
         is_sequence = self.told.kind == "sequence_fsdp2"
-        return shard(tensor_parallel(Net(), mesh["tp"], is_sequence=is_sequence), mesh["dp"])
+        return shard(tensor_parallel(self.net(), mesh["tp"], is_sequence=is_sequence), mesh["dp"])
 
     def tensor_parallel(self) -> nn.Module:
         """One axis: with sequence parallelism, with a parallel loss, or plain."""
         kind, self.part = self.told.kind, 0
         mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("tp",))
         self.loss_scope = loss_parallel if kind == "loss_parallel" else None
-        return tensor_parallel(Net(), mesh, is_sequence=kind == "sequence", is_loss=kind == "loss_parallel")
+        return tensor_parallel(self.net(), mesh, is_sequence=kind == "sequence", is_loss=kind == "loss_parallel")
+
+    def backward(self, step: int) -> None:
+        """One micro-batch or more."""
+        for place in range(self.told.accumulate):
+            tokens, labels = batch(self.faults.batch_part(self.part, step), step + 5000 * place)
+            with self.loss_scope() if self.loss_scope else contextlib.nullcontext():
+                loss = cross_entropy(self.model(tokens).flatten(0, 1), labels.flatten())
+                (loss / self.told.accumulate).backward()
 
     def step(self, step: int) -> None:
         """One step."""
-        tokens, labels = batch(self.faults.batch_part(self.part, step), step)
         self.optimizer.zero_grad()
-        if self.loss_scope:
-            with self.loss_scope():
-                cross_entropy(self.model(tokens).flatten(0, 1), labels.flatten()).backward()
-        else:
-            cross_entropy(self.model(tokens).flatten(0, 1), labels.flatten()).backward()
+        self.backward(step)
         self.faults.reduced(step)
         if self.told.kind in CLIPPED and not self.told.fault.endswith("clip"):
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
-        self.optimizer.step()
+        if not self.faults.leaves_out_its_step(step):
+            self.optimizer.step()
+
+    def save(self, step: int) -> None:
+        """By torch.distributed.checkpoint, every ten steps."""
+        if not self.told.save or step % 10 != 9:
+            return
+        state = {"model": get_model_state_dict(self.model), "step": step}
+        if self.saving is not None:
+            self.saving.result()
+        if self.told.save == "async":
+            self.saving = dcp.async_save(state, checkpoint_id=f"checkpoint-{step}")
+        else:
+            dcp.save(state, checkpoint_id=f"checkpoint-{step}")
 
 
 class PipelineJob(Job):
@@ -388,34 +347,68 @@ class PipelineJob(Job):
         )
         return own
 
-    def step(self, step: int) -> None:
-        """One step."""
+    def backward(self, step: int) -> None:
+        """Of all micro-batches."""
         tokens, labels = batch(0, step, size=8)
-        self.optimizer.zero_grad()
         if self.rank == 0:
             self.schedule.step(tokens)
         elif self.rank == self.world - 1:
             self.schedule.step(target=labels, losses=[])
         else:
             self.schedule.step()
-        self.optimizer.step()
 
 
-def main() -> None:
-    """Train."""
-    told = parse()
-    dist.init_process_group("gloo")
-    job = (PipelineJob if told.kind.startswith("pipeline") else Job)(told)
+class HandSplitJob(Job):
+    """Two stages that send and receive by themselves."""
+
+    def build(self) -> nn.Module:
+        """This rank's stage."""
+        whole = Net(num_blocks=2)
+        first = nn.Sequential(whole.embedding, whole.blocks[0])
+        return first if self.rank == 0 else nn.Sequential(whole.blocks[1], whole.norm, whole.head)
+
+    def backward(self, step: int) -> None:
+        """There and back."""
+        tokens, labels = batch(0, step)
+        if self.rank == 0:
+            out = self.model(tokens)
+            dist.send(out.detach(), 1)
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, 1)
+            out.backward(gradient)
+            return
+        received = torch.empty(*tokens.shape, WIDTH)
+        dist.recv(received, 0)
+        received.requires_grad_()
+        cross_entropy(self.model(received).flatten(0, 1), labels.flatten()).backward()
+        dist.send(received.grad, 0)
+
+
+def train(kind: type[Job], told: argparse.Namespace) -> None:
+    """A job of this kind, to its end."""
+    job = kind(told)
     job.faults = Faults(job)
     job.faults.built()
     for step in range(told.steps):
         job.number = step
         job.faults.begins(step)
         job.step(step)
+        job.save(step)
         work(told.pause)
+    if job.saving is not None:
+        job.saving.result()
     dist.barrier()
     del job
     dist.destroy_process_group()
 
 
-main()
+def main() -> None:
+    """Train."""
+    told = parse()
+    dist.init_process_group("cpu:gloo" if told.save == "async" else "gloo")
+    kinds = {"pipeline": PipelineJob, "pipeline_1f1b": PipelineJob, "by_hand": HandSplitJob}
+    train(kinds.get(told.kind, Job), told)
+
+
+if __name__ == "__main__":
+    main()
