@@ -203,6 +203,7 @@ class Job:
         self.model = self.build()
         self.optimizer = self.optimize([p for p in self.model.parameters() if p.requires_grad])
         self.saving: Any = None
+        self.saved_by = dist.new_group(backend="gloo") if told.save else None
 
     def optimize(self, held: list[nn.Parameter]) -> Any:
         """The optimizer that was asked for."""
@@ -318,9 +319,9 @@ class Job:
         if self.saving is not None:
             self.saving.result()
         if self.told.save == "async":
-            self.saving = dcp.async_save(state, checkpoint_id=f"checkpoint-{step}")
+            self.saving = dcp.async_save(state, checkpoint_id=f"checkpoint-{step}", process_group=self.saved_by)
         else:
-            dcp.save(state, checkpoint_id=f"checkpoint-{step}")
+            dcp.save(state, checkpoint_id=f"checkpoint-{step}", process_group=self.saved_by)
 
 
 class PipelineJob(Job):
