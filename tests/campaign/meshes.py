@@ -59,7 +59,7 @@ class MeshKind:
     frameworks: tuple[str, ...]
     factors: tuple[float, ...] = (0.0,)
     names: str = "culprit"
-    """`culprit`, `everyone`, `pair` (either the culprit or all), `nobody` in particular."""
+    """`culprit`, `everyone`, `pair` (the culprit, its tensor-parallel group or all), `nobody` in particular."""
     is_from_start: bool = False
     place: str = ""
     """`tensor` or `module`: which one it was, the script prints."""
@@ -165,7 +165,9 @@ class MeshCase:
         """What must be said of it; where it was, the script has printed."""
         assert self.kind is not None
         everyone, own = tuple(range(self.ranks)), (self.culprit,)
-        ranks = {"culprit": (own,), "everyone": (everyone,), "pair": (own, everyone), "nobody": None}[self.kind.names]
+        beside = tuple(sorted((self.culprit, self.culprit ^ 1)))
+        groups = (own, everyone, beside) if self.framework in COMPOSED_MESH else (own, everyone)
+        ranks = {"culprit": (own,), "everyone": (everyone,), "pair": groups, "nobody": None}[self.kind.names]
         is_known = self.kind.place == "tensor" and self.framework not in FIRST_KIND
         is_module = self.kind.place == "module" and self.framework not in HIDES_MODULES
         return Expected(
