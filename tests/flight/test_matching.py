@@ -306,7 +306,10 @@ def test_the_cost_grows_with_the_ranks_and_not_with_their_square():
 
 def queued(first_open: int, last: int = 50) -> Flight:
     """A rank on NCCL: what is over, one call that runs, and what it has queued behind it."""
-    states = {number: "completed" if number < first_open else "started" if number == first_open else "scheduled" for number in range(30, last + 1)}  # fmt: skip
+    states = {
+        number: "completed" if number < first_open else "started" if number == first_open else "scheduled"
+        for number in range(30, last + 1)
+    }
     calls = [
         msgspec.structs.replace(call("0", number, over=state == "completed", at_s=number / 1000), state=state)
         for number, state in states.items()
@@ -325,3 +328,26 @@ def test_ranks_in_a_call_that_others_have_completed_have_stopped_however_much_th
 
 def test_a_call_that_all_are_in_has_stopped_nobody():
     assert () == analyse({rank: queued(42) for rank in range(4)}).culprits
+
+
+def test_ranks_that_hand_nothing_into_a_scatter_called_what_its_root_called():
+    """Two scatters of other dtypes in a row, as scatter_object_list makes them: only the root has inputs."""
+
+    def scatters(*, is_root: bool) -> Flight:
+        calls = [
+            Call(
+                "0",
+                number,
+                "scatter",
+                ((4, 1),) if is_root else (),
+                (dtype,) if is_root else (),
+                number,
+                True,
+                output_dtypes=(dtype,),
+            )
+            for number, dtype in enumerate(("uint8", "int64"))
+        ]
+        return flight(*calls)
+
+    analysis = analyse({rank: scatters(is_root=rank == 0) for rank in range(4)})
+    assert not analysis.deviations

@@ -95,7 +95,7 @@ class Board:
 
     def number(self, call: Call) -> int:
         """Return a small number for the call's signature, the same for equal signatures."""
-        key = (call.operation, call.sizes, call.dtypes)
+        key = (call.operation, call.sizes, call.dtypes or call.output_dtypes)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = self._text(signature(call))
@@ -146,7 +146,7 @@ class Board:
                 place.table.has_messages = True
                 self.senders.add(rank)
                 continue
-            number = numbers.get((call.operation, call.sizes, call.dtypes))
+            number = numbers.get((call.operation, call.sizes, call.dtypes or call.output_dtypes))
             if number is None:
                 number = self.number(call)
             if call.sequence == place.sequence:
