@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 class AcceleratorLike(Protocol):
-    """accelerate's `Accelerator`, known by what it does: nothing of accelerate is imported here."""
+    """Interface of accelerate's `Accelerator` that holter uses; accelerate itself is not imported here."""
 
     def prepare(self, *args: Any) -> Any:
         """Wrap models, optimizers and loaders."""
@@ -17,12 +17,12 @@ class AcceleratorLike(Protocol):
 
 
 class ModuleLike(Protocol):
-    """torch's `Module`, known by what it does."""
+    """Interface of torch's `Module` that holter uses."""
 
     training: bool
 
     def parameters(self, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002  as torch has it
-        """Of this module, and of all in it."""
+        """Return the parameters of this module and of all modules in it."""
 
 
 AnyAccelerator = TypeVar("AnyAccelerator", bound=AcceleratorLike)
@@ -36,14 +36,17 @@ def watch(first: AnyAccelerator) -> AnyAccelerator: ...
 @overload
 def watch(first: ModuleLike, optimizer: object = None) -> "Watch": ...
 def watch(first: Any, optimizer: Any = None) -> Any:
-    """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. A second call attaches nothing more."""
+    """Attach to this process: `watch(accelerator)` returns it, `watch(model, optimizer)` returns a Watch.
+
+    A second call attaches nothing more.
+    """
     from holter.frameworks import attach  # noqa: PLC0415  imports torch
 
     return attach.watch(first, optimizer)
 
 
 def restore(directory: Any, model: Any = None) -> int:
-    """Set this rank's random states to what they were when the step began that a halt did not apply; returns the completed steps.
+    """Restore this rank's random states to the beginning of the step that a halt did not apply; return the completed steps.
 
     `directory` is a checkpoint that holter kept (`<run>/checkpoints/30`, or its `state`), loaded already by the framework's own function;
     `model` gets back the buffers that each rank has of its own. Call this last, when the next batch is that of the next step: whatever draws

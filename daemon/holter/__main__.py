@@ -23,7 +23,7 @@ WRONG_USE = 2
 
 
 def main(argv: Sequence[str]) -> None:
-    """Split options from script, check both, become the script."""
+    """Split holter's options from the script, check both, and become the script."""
     own, rest = _split(list(argv))
     try:
         options = _parse(own)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Own options end at the first word that is neither an option nor an option's value."""
+    """Split the words: holter's options end at the first word that is neither an option nor an option's value."""
     index = 0
     while index < len(argv) and argv[index].startswith("-"):
         if argv[index] == "--":
@@ -77,7 +77,7 @@ def _script(rest: list[str]) -> Path:
 
 
 def _expect_torch() -> None:
-    """Attach at the script's `import torch`; now, if torch is there already or will not call us."""
+    """Arrange to attach at the script's `import torch`; attach now if torch is imported already or will not call holter."""
     os.environ["HOLTER"] = "1"
     from holter.frameworks import autoload  # noqa: PLC0415
 
@@ -89,7 +89,7 @@ def _expect_torch() -> None:
 
 def _become(path: Path, argv: list[str]) -> None:
     module = types.ModuleType("__main__")
-    # Absolute, as Python itself has it: the script may change its directory.
+    # Absolute, as Python itself sets it: the script may change its directory.
     name = str(path.absolute())
     module.__file__ = name
     module.__dict__["__builtins__"] = __builtins__
@@ -105,7 +105,7 @@ def _become(path: Path, argv: list[str]) -> None:
 def _show(
     show: Callable[..., None], script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """A traceback begins at the script, as it would without us."""
+    """Show a traceback that begins at the script, as it would without holter."""
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename != script:
         own = own.tb_next

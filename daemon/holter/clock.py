@@ -1,7 +1,8 @@
-"""The only file that reads the clock; judges take time as an argument.
+"""The only file that reads the clock; functions that judge take time as an argument.
 
-The run's clock is the wall clock of the moment at which the process started, and steady from then on: whoever sets the clock of a host, by
-hours and in either direction, neither delays a verdict nor makes one up. A coordinator that is started again goes on with the clock of the one before.
+The run's clock takes the wall-clock time at the process's start and runs steadily from then on. Setting a host's clock,
+by hours and in either direction, therefore neither delays a verdict nor invents one. A restarted coordinator continues
+with the clock of its predecessor.
 """
 
 import datetime as dt
@@ -10,57 +11,62 @@ from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_NS = 50_000_000
-"""Clocks that differ by less may be taken for one; they are compared where they fall on two sides of a multiple of it."""
+"""Clocks that differ by less may be treated as the same; they are told apart if they fall on two sides of a multiple of
+it."""
 
 
 _base_ns = time.time_ns() - time.monotonic_ns()
 
 
 def wall_ns() -> int:
-    """Nanoseconds since the epoch by the run's clock: comparable between hosts as far as their clocks agreed when their processes started."""
+    """Return nanoseconds since the epoch by the run's clock.
+
+    Values from two hosts are comparable as far as the hosts' clocks agreed when the processes started.
+    """
     return by_base_ns(_base_ns)
 
 
 def system_ns() -> int:
-    """Nanoseconds since the epoch as the host says now: for what others stamped by its clock."""
+    """Return nanoseconds since the epoch by the host's current clock, to compare with stamps that others took from it."""
     return time.time_ns()
 
 
 def for_people_s(at_s: float | None) -> float | None:
-    """A time of the run's clock, as the host's clock would now say it: for whoever compares it with a clock of their own."""
+    """Convert a time of the run's clock to the host's current clock, for people who compare it with a clock of their own."""
     set_by_s = round((system_ns() - wall_ns()) / 1e9)
     return at_s + set_by_s if at_s is not None else None
 
 
 def base_ns() -> int:
-    """What a process of the same host needs to go on with this clock."""
+    """Return what another process on this host needs to use the same clock."""
     return _base_ns
 
 
 def by_base_ns(base_ns: int) -> int:
-    """What time it is by the clock of another process of this host."""
+    """Return the time by the clock of another process on this host."""
     return base_ns + time.monotonic_ns()
 
 
 def go_on_from(base_ns: int) -> None:
-    """Use the clock of another process of this host."""
+    """Use the clock of another process on this host."""
     global _base_ns  # noqa: PLW0603 - there is one clock a process
     _base_ns = base_ns
 
 
 def be_at_least(at_ns: int) -> None:
-    """Time has come this far already: what was written down before is not in the future."""
+    """Move the clock forward to this time if it is behind, so that what was written down before is not in the future."""
     go_on_from(max(_base_ns, at_ns - time.monotonic_ns()))
 
 
 monotonic_s = time.perf_counter
-"""Seconds that never go back: for durations."""
+"""Seconds of a clock that never goes back, for measuring durations."""
 thread_s = time.thread_time
-"""Seconds that this thread has computed: what it waits for, and what others take of its core, is not in it. About 1 us a call."""
+"""Seconds of processor time of this thread, without its waiting and without other processes. A call takes about 1
+us."""
 
 
 def boot_id() -> str:
-    """Names this host's kernel since it was started; empty: not known."""
+    """Return the id of this boot of the host's kernel; empty if not known."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -68,26 +74,27 @@ def boot_id() -> str:
 
 
 def clock_id() -> str:
-    """Names the run's clock of this process: two processes with the same one read the same time; empty: not known.
+    """Return the id of this process's run clock; processes with the same id read the same time. Empty if not known.
 
-    Beside the kernel's it is the base: a host whose clock was set between the starts of two processes has given them two.
+    It consists of the boot and the base: if a host's clock was set between the starts of two processes, they have two
+    clocks.
     """
     boot = boot_id()
     return boot and f"{boot}/{round(_base_ns / SAME_NS)}"
 
 
 def rfc3339(at_ns: int) -> str:
-    """`2026-11-15T10:15:00Z`, the form of the public JSON."""
+    """Format a time as in the public JSON: `2026-11-15T10:15:00Z`."""
     return _utc(at_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def epoch_s(text: str) -> float:
-    """What `rfc3339` wrote, in seconds since the epoch."""
+    """Return the seconds since the epoch of a time that `rfc3339` wrote."""
     return dt.datetime.fromisoformat(text).timestamp()
 
 
 def compact(at_ns: int) -> str:
-    """`20261115T101500`, the form of run and incident ids."""
+    """Format a time as in run and incident ids: `20261115T101500`."""
     return _utc(at_ns).strftime("%Y%m%dT%H%M%S")
 
 

@@ -47,11 +47,11 @@ class Settings:
     read_token: str = ""
     """Secret without which page, API and metrics of the coordinator cannot be read; empty: who reaches the port may read."""
     read_token_file: str = ""
-    """File that holds it."""
+    """File that holds the read token."""
     tls_certificate: str = ""
     """File (PEM) with the certificate by which coordinator and sidecars serve; empty: everything goes over the network in the clear."""
     tls_key: str = ""
-    """File (PEM) with its key."""
+    """File (PEM) with the certificate's key."""
     tls_ca: str = ""
     """File (PEM) with the authority whose certificates are believed; empty: only `tls_certificate` itself is, whatever its host is called."""
     public_url: str = ""
@@ -117,7 +117,10 @@ class Settings:
     """File of credentials for them: a `.creds` file, a seed, or `user:password`. `{who}` in its path becomes `rank-3`, `coordinator` or `reader`."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work. Errors carry the field's name; `load` turns it into what the user wrote."""
+        """Refuse values that cannot work.
+
+        The error carries the field's name; `load` turns it into the name that the user wrote.
+        """
         _require(0 < self.overhead_budget <= 1, "overhead_budget", "a number between 0 and 1", self.overhead_budget)
         _require(self.overhead_floor_s >= 0, "overhead_floor_s", "zero or more seconds", self.overhead_floor_s)
         _require(0 <= self.port < 2**16, "port", "a port between 0 and 65535", self.port)
@@ -156,7 +159,7 @@ class Settings:
 
     @property
     def tls(self) -> TlsFiles:
-        """The three files together."""
+        """The three TLS files together."""
         return TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
 
     @property
@@ -165,7 +168,7 @@ class Settings:
         return _is_nats(self.coordinator) or (bool(self.nats) and not self.coordinator)
 
     def warnings(self) -> list[str]:
-        """Settings that cannot take effect."""
+        """Return a sentence for each setting that cannot take effect."""
         said = []
         if self.nats and self.coordinator:
             said.append("HOLTER_NATS takes no effect for ranks: HOLTER_COORDINATOR names where they report")
@@ -190,7 +193,7 @@ def _is_nats(address: str) -> bool:
 
 
 def otlp(environ: Mapping[str, str] = os.environ) -> tuple[OtlpSettings | None, list[str]]:
-    """None where no endpoint is named; and what of these variables takes no effect, a sentence each."""
+    """Return the OpenTelemetry settings, None if no endpoint is set, and sentences on variables that take no effect."""
     base = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip().rstrip("/")
     signals = {
         name: environ.get(f"OTEL_EXPORTER_OTLP_{name.upper()}_ENDPOINT", "").strip() for name in ("logs", "traces")
@@ -225,7 +228,7 @@ def otlp(environ: Mapping[str, str] = os.environ) -> tuple[OtlpSettings | None, 
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """`a=1,b=%20x`, as W3C's baggage has it."""
+    """Parse `a=1,b=%20x`, the format of W3C's baggage."""
     words = (word.partition("=") for word in text.split(","))
     return {name.strip(): unquote(value.strip()) for name, equals, value in words if equals and name.strip()}
 
@@ -266,7 +269,7 @@ _FIELDS = {field.name: _PARSERS.get(type(field.default), _PARSERS[str]) for fiel
 def load(
     environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
 ) -> Settings:
-    """Settings from options of the command line, the environment and the file, strongest first."""
+    """Return the settings from command-line options, the environment and the file, strongest first. Raises ConfigError."""
     settings, wrong = usable(environ, options, directory)
     if wrong:
         raise ConfigError(wrong[0])
@@ -276,9 +279,10 @@ def load(
 def usable(
     environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
 ) -> tuple[Settings, list[str]]:
-    """The settings that can be used, and a sentence on each one that cannot.
+    """Return the usable settings, and a sentence for each value that cannot be used.
 
-    No run is halted by mistake: if the action cannot be read, or the file that may set it, the action is notify.
+    A run must never be halted by mistake: if the action, or the file that may set it, cannot be read, the action is
+    notify.
     """
     origin: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -319,17 +323,17 @@ def _is_mesh(text: str) -> bool:
 
 
 def wants_color(*, is_terminal: bool) -> bool:
-    """Whether output may be coloured: NO_COLOR, set to anything, and a terminal that cannot say no."""
+    """Whether output may be coloured: not if NO_COLOR is set to anything, nor on a dumb terminal."""
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
 
 
 def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """HOLTER=1: attach to an unmodified command."""
+    """Whether HOLTER=1 is set, so that holter attaches to an unmodified command."""
     return environ.get("HOLTER", "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Which devices this process was given, as it names them; None: nothing says it."""
+    """Return the devices that this process was given, as the variable names them; None if no variable is set."""
     return next((environ[name] for name in VISIBLE if name in environ), None)
 
 
@@ -379,12 +383,12 @@ def _parse(name: str, value: Any, written: str) -> Any:
 
 
 def _told(value: object) -> str:
-    """Complaints go into the job's log, where nobody looks for passwords."""
+    """Quote a value for a complaint without its secrets: complaints go into the job's log, where nobody expects passwords."""
     return repr(cleaned(value) if isinstance(value, str) else value)
 
 
 def _with_secret(settings: Settings, name: str, origin: Mapping[str, str]) -> Settings:
-    """With what the file of this secret holds, unless the secret itself was given."""
+    """Return the settings with the content of this secret's file, unless the secret itself was given."""
     path = getattr(settings, f"{name}_file")
     if not path or getattr(settings, name):
         return settings
@@ -393,7 +397,7 @@ def _with_secret(settings: Settings, name: str, origin: Mapping[str, str]) -> Se
 
 
 def secret_in(path: str, written: str) -> str:
-    """What a file of one secret holds. Raises ConfigError, which names the setting as the user wrote it."""
+    """Read a file that holds one secret. Raises ConfigError, which names the setting as the user wrote it."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What callers may catch.
+"""The exceptions that callers may catch.
 
     HolterError
     ├── ConfigError      a setting has a value that cannot be used; the message names it as the user wrote it
@@ -37,11 +37,11 @@ class SaveError(HolterError):
 
 
 class PartlySavedError(SaveError):
-    """All was written but for what the message says."""
+    """Everything was saved except what the message names."""
 
 
 class RewindError(SaveError):
-    """It is not known how the step to be saved began."""
+    """Nobody knows how the step to be saved began."""
 
 
 class FlightError(HolterError, ValueError):

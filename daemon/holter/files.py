@@ -1,4 +1,4 @@
-"""Files of JSON, and files that are there whole, and on the disk, or not at all."""
+"""Reading and writing JSON files, and writing files so that they are on the disk completely or not at all."""
 
 import contextlib
 import errno
@@ -12,14 +12,14 @@ import msgspec
 T = TypeVar("T")
 
 MAX_BYTES = 256 * 2**20
-"""No file of a run directory that is read at once is larger; a manifest of 16,000 ranks is not."""
+"""Largest file in bytes that is read at once; even the manifest of 16,000 ranks is smaller."""
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises over bytes that are not what they should be."""
+"""Exceptions that msgspec raises for malformed bytes."""
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """What the file says; None where there is none, or it cannot be read as this."""
+    """Decode a JSON file; None if there is none, or if it cannot be decoded as this type."""
     try:
         return msgspec.json.decode(read_plain(path), type=kind)
     except (OSError, *UNREADABLE):
@@ -27,8 +27,8 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a plain file. Raises OSError: for a pipe, which would be waited for, and for a device or a file without end, too."""
-    # O_NONBLOCK: the open itself waits for who writes to a pipe.
+    """Read a regular file. Raises OSError, also for a pipe, which would block, and for a device or an endless file."""
+    # Without O_NONBLOCK the open itself would wait for a writer of a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
@@ -43,12 +43,12 @@ def read_plain(path: Path) -> bytes:
 
 
 def as_json(record: msgspec.Struct) -> bytes:
-    """For a file that people open."""
+    """Encode a record for a file that people read: as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: bool = False) -> None:
-    """Write beside it, then rename. Raises OSError; what was there before is then still there."""
+    """Write a temporary file beside it, then rename. Raises OSError; the previous content is then still there."""
     if makes_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -66,7 +66,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: 
 
 
 def sync_folder(folder: Path) -> None:
-    """A name is on the disk when its folder is; file systems that cannot do that are not the caller's trouble."""
+    """Make sure that a folder's names are on the disk; file systems that cannot do that are ignored."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,11 +1,11 @@
-"""How long each process waits for another one before it draws a conclusion: the one table of these waits, as plain data.
+"""How long each process waits for another before it draws a conclusion: the one table of these waits, as plain data.
 
     a sidecar waits for its rank          a phase may last so long; then the rank is suspect, and later overdue
     the detector of hangs, for a culprit  an overdue rank is named so much later, depending on what its stack shows
     a rank waits in a halt                before a step, before it dies, or after it saved: then it goes on by itself
     the coordinator waits in a halt       for ranks that stand or die to be explained, and for answers to its orders
 
-How often something is polled, and how long one system call may take, is decided where that is done.
+How often something is polled, and how long one system call may take, is decided at the place of use.
 """
 
 from dataclasses import dataclass
@@ -15,33 +15,38 @@ from holter.records import Phase
 # A sidecar waits for its rank (`sidecar.progress`).
 
 FIRST_STEPS = 3
-"""In these steps everything may take long: compilers, caches, the first contact with every library."""
+"""Number of first steps in which everything may take long: compilers, caches, the first contact with every library."""
 SETUP_S = 1800.0
-"""Before the first step is done: data sets are prepared and models loaded, often by one rank while the others wait."""
+"""Seconds allowed before the first step is done, when data sets are prepared and models loaded, often by one rank while
+others wait."""
 FIRST_S = 600.0
-"""For every phase of the first steps."""
+"""Seconds allowed for every phase of the first steps."""
 PREPARING_S = 300.0
-"""So long it is believed that kernels are being compiled: some twenty, 1 to 2 s each on a quiet machine."""
+"""Seconds for which it is believed that kernels are being compiled: about twenty, 1 to 2 s each on a quiet machine."""
 FIRST_LOOK_S = 15.0
-"""After this a rank in its first steps is suspect: looking is cheap, and may prove that it will never go on."""
+"""Seconds after which a rank in its first steps is suspect: an examination is cheap, and may prove that it will never
+go on."""
 ENDING_S = 120.0
-"""For an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
+"""Seconds allowed for an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
 FACTOR, EXTRA_S = 3.0, 1.0
-"""A phase may last FACTOR times its longest healthy wait, and EXTRA_S."""
+"""A phase may last FACTOR times its longest healthy wait plus EXTRA_S."""
 BEYOND = 1.5
-"""Times the longest healthy wait, where that lies above the phase's ceiling: what went well once is no alarm the second time."""
+"""Factor on the longest healthy wait if that exceeds the phase's ceiling: what went well once is no alarm the second
+time."""
 LONGEST_S = 3600.0
-"""No longer wait is learned: a job that stood still for a night must not be allowed another one."""
+"""Longest wait in seconds that is learned: a job that stood still for a night must not be allowed another one."""
 HALF_LIFE_S, HALF_LIVES = 7200.0, 400.0
-"""The longest wait counts half after two hours, or after 400 times itself: long waits are rare."""
+"""The longest wait loses half its weight after two hours, or after 400 times its own length, because long waits are
+rare."""
 CHECKPOINT_BYTES_PER_S, CHECKPOINT_S = 50e6, 20.0
-"""A first checkpoint may take as long as its bytes take on slow storage, and CHECKPOINT_S."""
+"""A first checkpoint may take as long as its bytes take on slow storage, plus CHECKPOINT_S."""
 CHECKPOINT_COPIES = 3
-"""Parameters, and an optimizer's two moments of each."""
+"""Number of tensors saved for each parameter: the parameter itself and an optimizer's two moments."""
 HALTED_SUSPECT_S, HALTED_OVERDUE_S = 1.0, 3.0
-"""For a process that the kernel does not let run (stopped, traced, frozen): it does not go on by itself."""
+"""Seconds for a process that the kernel does not let run (stopped, traced, frozen), since it does not go on by
+itself."""
 ASLEEP_SUSPECT_S = 5.0
-"""For one uninterruptible sleep: a disk or a file system does not answer."""
+"""Seconds for one uninterruptible sleep: a disk or a file system does not answer."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,11 @@ class PhaseWait:
     floor_s: float = 6.0
     ceiling_s: float = 600.0
     unseen_s: float = 60.0
-    """Until `num_enough` waits were seen; a checkpoint's depends on its bytes."""
+    """Seconds allowed until `num_enough` waits were seen; for a checkpoint they depend on its bytes."""
     num_enough: int = 4
     has_one_off: bool = False
-    """What the first steps needed here is not needed again: compiling, building the model."""
+    """Whether the first steps take longer here for a reason that does not return, such as compiling or building the
+    model."""
 
 
 PHASES = {
@@ -75,7 +81,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class CulpritWaits:
-    """How long a rank that seems to hold the job up is still given, depending on what is known of it."""
+    """How many more seconds a rank that seems to hold the job up is given, depending on what is known of it."""
 
     suspended_s: float = 3.0
     """How long a process may be stopped, traced or frozen while others are not."""
@@ -99,33 +105,33 @@ class CulpritWaits:
     setup_s: float = 7200.0
     """What a rank is given that works before the first step is done."""
     late_s: float = 2.0
-    """How long the second look is waited for."""
+    """How long the coordinator waits for the second look."""
 
 
 # A rank waits in a halt (`halting.rank_protocol`, `rank.hold`). Each is longer than what the coordinator needs to decide.
 
 HOLD_S = 20.0
-"""A rank that stands before a step waits so long for a decision; then it trains on, if its peers do too."""
+"""Seconds that a rank waits before a step for a decision; then it trains on if its peers do too."""
 DYING_S = 10.0
-"""A process that is about to end waits so long to be told whether it is to save first."""
+"""Seconds that a process which is about to end waits to be told whether it should save first."""
 LEAVE_S = 30.0
-"""A rank that has saved waits so long, beyond the deadline of the save, to be told to leave."""
+"""Seconds beyond the save's deadline that a rank which has saved waits for the order to leave."""
 ORPHAN_S = 2.0
-"""A rank without a sidecar waits so long for a peer's word in the commit register before it writes its own."""
+"""Seconds that a rank without a sidecar waits for a peer's word in the commit register before it writes its own."""
 TERMINATED_S = 30.0
-"""After a SIGTERM that asks for a halt, the rank waits so long for the halt to begin; then the signal takes its course."""
+"""Seconds after a SIGTERM that asks for a halt until the halt must begin; then the signal takes its course."""
 
 # The coordinator waits in a halt (`halting.plan`, `coordinator.halt`).
 
 STAND_S = 6.0
-"""Ranks that stand are given so long for the others to come to the same step."""
+"""Seconds that standing ranks wait for the others to come to the same step."""
 UNEXPLAINED_S = 8.0
-"""Ranks that stand so long without a diagnosis are halted for what they said themselves."""
+"""Seconds after which ranks that stand without a diagnosis are halted for what they reported themselves."""
 KEEP_DYING_S = 4.0
-"""A rank that is about to end is kept so long: a peer's death may explain it, and its state may be needed."""
+"""Seconds that a rank which is about to end is kept: a peer's death may explain it, and its state may be needed."""
 REFUSE_S = 10.0
-"""A halt that somebody asked for and that cannot start is refused after this."""
+"""Seconds after which a requested halt that cannot start is refused."""
 CALLED_OFF_S = 5.0
-"""A halt that was called off is repeated so long to those who have not answered; then another may be tried."""
+"""Seconds for which the abort of a halt is repeated to ranks that have not answered; then another halt may be tried."""
 ANSWER_S = 10.0
-"""Beyond the deadline of a save, for its answer to arrive."""
+"""Seconds beyond the deadline of a save for its answer to arrive."""

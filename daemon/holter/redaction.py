@@ -1,7 +1,8 @@
-"""A command line and an exception's words without their secrets: they are written to run.json and the journal, shown on the page, and sent to chats.
+"""Remove secrets from command lines and exceptions, which go to run.json, the journal, the page and chats.
 
-An argument is left out if its name says that it is a secret (`--hf_token=…`, `--api-key …`, `WANDB_API_KEY=…`), if it looks like one (a
-prefix that services give their keys), or if it is the password in an address. What is left out reads `***`.
+An argument is hidden if its name says that it is a secret (`--hf_token=…`, `--api-key …`, `WANDB_API_KEY=…`), if it
+looks like one (a prefix that services give their keys), or if it is the password in an address. What is hidden reads
+`***`.
 """
 
 import re
@@ -19,7 +20,7 @@ _COUNTS = re.compile(
     r"|(special|pad|eos|bos|unk|mask|sep|cls|image|stop)[-_.]?tokens?(?![-_.]?(key|secret))",
     re.IGNORECASE,
 )
-"""`--max_new_tokens 512` and `--pad_token "<pad>"` are no secrets."""
+"""Names that mention tokens but hold no secret: `--max_new_tokens 512`, `--pad_token "<pad>"`."""
 _OTHERS = re.compile(r"((file|path|dir)s?|\.(weight|bias))$", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
@@ -30,18 +31,19 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 _VALUE = re.compile(r"""[\w.-]{0,24}["']?\]?\s{0,4}[:=]\s{0,4}(?!copying a param )["']?([^\s"'&,;}\])]{4,})""")
-"""After a secret's name, within an argument: JSON, a header, an address' query, a line of code; not what torch says of a parameter that does not fit."""
+"""Value after a secret's name within an argument, as in JSON, a header, an address' query or a line of code; but not
+torch's message about a parameter that does not fit."""
 _NAME_BEFORE = re.compile(r"[\w.-]{0,40}$")
 MAX_ARGUMENT = 8_192
-"""Characters of an argument that are shown: nobody reads more, and looking for secrets takes its time."""
+"""Number of characters of an argument that are shown: nobody reads more, and looking for secrets takes time."""
 _SCHEME = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}")
 _PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^/\s@]+)@")
 _LONG_KEY = re.compile(r"(?<![\w/.-])[0-9a-f]{40}(?![\w/.-])")
-"""What wandb calls an API key; a commit's hash looks the same and is no loss."""
+"""Form of wandb's API keys; a commit's hash looks the same, but hiding it is no loss."""
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """The same arguments, secrets replaced."""
+    """Return the arguments with secrets replaced."""
     shown: list[str] = []
     is_value_secret = False
     for argument in arguments:
@@ -57,12 +59,12 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    # `--hf_token_file` leads to a secret and is none, `embed_tokens.weight` is a parameter.
+    # `--hf_token_file` is the path of a secret and not one itself, `embed_tokens.weight` is a parameter.
     return bool(_NAMES.search(name)) and not _COUNTS.search(name) and not _OTHERS.search(name)
 
 
 def cleaned(text: str) -> str:
-    """A text, such as an exception's, without the secrets in it."""
+    """Return a text, such as an exception's, without the secrets in it."""
     text = text if len(text) <= MAX_ARGUMENT else f"{text[:MAX_ARGUMENT]}..."
     text = _PASSWORD.sub(rf"\1:{HIDDEN}@", text)
     text = _SCHEME.sub(rf"\1 {HIDDEN}", _SHAPES.sub(HIDDEN, text))

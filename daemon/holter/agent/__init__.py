@@ -1,1 +1,1 @@
-"""One process a host or pod, between its sidecars and the coordinator: it joins what they say and passes on what they are told."""
+"""The host agent: one process per host or pod that joins its sidecars' reports for the coordinator and passes orders back."""

@@ -1,4 +1,4 @@
-"""What a host has to say: its sidecars' records, joined where that loses nothing. Bounded: each rank has an outbox of its own.
+"""The reports of a host's sidecars, waiting for the coordinator; records are joined where nothing is lost by that.
 
     rank 0  Attached  step 7  Logged  step 8          HostReport: Attached (0), Attached (1), steps 7 of ranks 0 and 1 as one record,
     rank 1  Attached  step 7          step 8    ->                Logged (0), steps 8 of ranks 0 and 1 as one record
@@ -20,9 +20,10 @@ from holter.transport.outbox import Outbox
 from holter.transport.speech import nobody_listens
 
 OUTBOX_LIMIT = 5000
-"""Records kept of each rank while the coordinator is away."""
+"""Number of records kept for each rank while the coordinator is away."""
 QUIET_TICKS = 5
-"""A sidecar that has said nothing for so many of the agent's ticks is quiet; it speaks once a second."""
+"""A sidecar that has been silent for this many ticks of the agent counts as quiet; normally it reports once a
+second."""
 
 
 @dataclass
@@ -33,43 +34,43 @@ class HostMember:
     connection: int
     outbox: Outbox = field(default_factory=lambda: Outbox(OUTBOX_LIMIT))
     is_told: bool = False
-    """The coordinator knows that it is there."""
+    """Whether the coordinator knows that this sidecar is here."""
     heartbeat: wire.Heartbeat | None = None
     is_beat_told: bool = True
     dropped_before: int = 0
-    """As its sidecar counts."""
+    """Number of lost records that the sidecar itself has reported."""
     told_dropped: int = 0
     has_said_goodbye: bool = False
     is_goodbye_told: bool = False
     left: bool | None = None
-    """Its line has ended; True: it was closed by the sidecar's side."""
+    """None while its connection stands; else whether the sidecar's side closed it."""
     heard_tick: int = 0
     received: int = 0
-    """Records that came on this connection of the sidecar."""
+    """Number of records that came on this connection of the sidecar."""
 
     @property
     def dropped(self) -> int:
-        """Lost on the way to the coordinator, so far."""
+        """Number of records lost so far on the way to the coordinator."""
         return self.dropped_before + self.outbox.dropped
 
 
 @dataclass(frozen=True)
 class SaidOfHost:
-    """What was in one frame, to be put back if it does not leave."""
+    """Content of one frame, kept so that it can be put back if the frame is not sent."""
 
     report: wire.HostReport
     batches: dict[int, list[Observation]]
     gone: dict[int, HostMember] = field(default_factory=dict)
-    """Those of whom this was the last word."""
+    """Sidecars that were removed because the frame held their last records."""
 
     def __bool__(self) -> bool:
-        """Whether it must not be lost: where ranks are is said again."""
+        """Whether it must not be lost. Heartbeats and quiet ranks alone may be, because they are sent again."""
         told = self.report
         return bool(told.joined or told.observations or told.fetched or told.dropped or told.goodbyes or told.left)
 
 
 class HostSpeech:
-    """All that the sidecars of a host have told the agent and the coordinator has not heard."""
+    """Everything that the sidecars of a host have told the agent and the coordinator has not received yet."""
 
     def __init__(self, hello: wire.AgentHello) -> None:
         self._hello = hello
@@ -81,16 +82,16 @@ class HostSpeech:
         self._ticks = 0
         self._turn = 0
         self._recent: deque[tuple[float, SaidOfHost]] = deque()
-        """Said, and perhaps not yet written down."""
+        """Frames that were sent, with their time, but that the coordinator may not have written down yet."""
         self._connections = 0
 
     @property
     def hello(self) -> wire.Opening:
-        """Who we are, and for whom we speak."""
+        """The opening message: who the agent is, and for which sidecars it speaks."""
         return msgspec.structs.replace(self._hello, members=[member.hello for member in self.members.values()])
 
     def join(self, hello: wire.Hello) -> int:
-        """A sidecar came, perhaps again; returns the number of its connection."""
+        """Add a sidecar, which may have been here before; return the number of its connection."""
         self._connections += 1
         known = self.members.get(hello.rank)
         if known is not None and known.hello.rank_pid == hello.rank_pid:
@@ -103,7 +104,7 @@ class HostSpeech:
         return self._connections
 
     def hear(self, rank: int, report: wire.Report, *, urgent: bool) -> None:
-        """A sidecar reports."""
+        """Take in a report of a sidecar."""
         member = self.members[rank]
         member.heard_tick = self._ticks
         if report.heartbeat is not None:
@@ -116,37 +117,37 @@ class HostSpeech:
             self.on_news(urgent)
 
     def hear_sign(self, rank: int) -> None:
-        """A sidecar said something else."""
+        """Note that a sidecar has said something other than a report."""
         self.members[rank].heard_tick = self._ticks
 
     def hear_fetched(self, fetched: wire.Fetched) -> None:
-        """A table that the coordinator asked for."""
+        """Take in a table that the coordinator asked for."""
         self._fetched.append(fetched)
         self.on_news(True)
 
     def goodbye(self, rank: int) -> None:
-        """A sidecar has said everything."""
+        """Note that a sidecar has sent its last record."""
         self.members[rank].has_said_goodbye = True
         self.on_news(True)
 
     def leave(self, rank: int, connection: int, *, is_closed: bool) -> None:
-        """A sidecar's line ended."""
+        """Note that a sidecar's connection has ended."""
         member = self.members.get(rank)
         if member is not None and member.connection == connection:
             member.left = is_closed
             self.on_news(True)
 
     def tick(self) -> None:
-        """Called in even steps of the time in which the agent itself runs: quiet is who says nothing meanwhile."""
+        """Count the agent's own time, called at even intervals while it runs; sidecars that are silent meanwhile become quiet."""
         self._ticks += 1
 
     def num_passed(self, rank: int) -> int:
-        """How many records of this connection of the sidecar are no longer here."""
+        """Return how many records of this connection of the sidecar have left this host."""
         member = self.members[rank]
         return max(0, member.received - len(member.outbox))
 
     def begin(self) -> None:
-        """The coordinator is to hear again who is there, and who they are; and what a former one may have taken with it."""
+        """Prepare to tell a coordinator again which sidecars are here, and what a former coordinator may have lost."""
         for _, said in reversed(self._recent):
             self._put_back_records(said)
         self._recent.clear()
@@ -156,11 +157,11 @@ class HostSpeech:
             member.is_goodbye_told, member.told_dropped = False, 0
 
     def is_empty(self) -> bool:
-        """Whether there is nothing new."""
+        """Whether there is nothing new to send."""
         return not self._fetched and not any(map(_has_news, self.members.values()))
 
     def next_frame(self, limit: int) -> tuple[object, bytes]:
-        """As much as fits a frame; a record that fits none is dropped and counted."""
+        """Return as much as fits into a frame; a single record that is too large is dropped and counted."""
         while True:
             said = self._next(limit)
             frame = wire.encode(said.report)
@@ -177,12 +178,12 @@ class HostSpeech:
             limit = max(1, taken // 2)
 
     def put_back(self, said: object) -> None:
-        """This could not be said."""
+        """Put back the content of a frame that could not be sent."""
         assert isinstance(said, SaidOfHost)
         if self._recent and self._recent[-1][1] is said:
             self._recent.pop()
         self._fetched.extendleft(reversed(said.report.fetched))
-        # Who has come anew meanwhile is somebody else.
+        # A sidecar that has come anew meanwhile replaces the one that left.
         self.members.update((rank, member) for rank, member in said.gone.items() if rank not in self.members)
         self._put_back_records(said)
         for hello in said.report.joined:
@@ -205,7 +206,7 @@ class HostSpeech:
             self._recent.popleft()
 
     def note_passed(self, number: int) -> None:
-        """No agent speaks through an agent."""
+        """Do nothing: no agent speaks through another agent."""
 
     def _next(self, limit: int) -> SaidOfHost:
         members = self.members
@@ -238,7 +239,7 @@ class HostSpeech:
         return SaidOfHost(report, batches)
 
     def _take(self, limit: int) -> dict[int, list[Observation]]:
-        """Some records of each rank, a fair share each; who comes first takes turns."""
+        """Take a fair share of records from each rank; the rank that comes first changes each time."""
         self._turn += 1
         ranks = list(self.members)
         first = self._turn % max(1, len(ranks))
@@ -250,7 +251,7 @@ class HostSpeech:
         return batches
 
     def _take_fetched(self) -> list[wire.Fetched]:
-        """Tables are large: some at a time, and one that fits no frame is none."""
+        """Take some tables, because they are large; one that fits into no frame is reported as missing."""
         found: list[wire.Fetched] = []
         left = self.max_bytes // 2
         while self._fetched:
@@ -271,7 +272,7 @@ def _has_news(member: HostMember) -> bool:
 
 
 def joined_where_alike(batches: Iterable[list[Observation]]) -> Iterator[Observation]:
-    """All of these records, each rank's in its own order; steps that are alike become one record."""
+    """Yield all records, each rank's in its own order; steps of the same kind are joined into one record."""
     queues = [deque(batch) for batch in batches]
     while queues := [queue for queue in queues if queue]:
         for queue in queues:
@@ -281,7 +282,7 @@ def joined_where_alike(batches: Iterable[list[Observation]]) -> Iterator[Observa
         if not steps:
             return
         groups: dict[object, list[Told]] = {}
-        # The earliest first: ranks that were cut off in the middle of a step are joined all the same.
+        # The earliest step first, so that ranks that were cut off in the middle of a step can be joined, too.
         for queue in queues:
             if not queue or queue[0].step != min(steps):
                 continue

@@ -33,34 +33,34 @@ from holter.transport.websocket.listener import ListenerClock, WebSocketListener
 
 TICK_S = 0.5
 RELAY_TICKS = 4
-"""Sidecars are told every two seconds how the line to the coordinator is."""
+"""Number of ticks after which sidecars are told how the connection to the coordinator is: every two seconds."""
 UCRED = struct.Struct("3i")
-"""pid, uid, gid of who is at the other end."""
+"""Pid, uid and gid of the process at the other end of a socket."""
 CLOSE_S = 3.0
-"""At the end, for what is still to be said."""
+"""Seconds at the end for sending what is left."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class HostAgentSettings:
-    """Where the agent listens, and whom it tells."""
+    """Where the agent listens, and whom it reports to."""
 
     socket_path: Path
     coordinator: str
     token: str
-    """To report."""
+    """Token for reporting to the coordinator."""
     run_id: str = ""
-    """Empty: whatever run the coordinator watches."""
+    """Id of the run; empty: whatever run the coordinator watches."""
     first_s: float = 120.0
-    """Ends if the coordinator has not answered, or no sidecar has come, by then; 0: never."""
+    """Seconds after which the agent ends if the coordinator has not answered or no sidecar has come; 0: never."""
     idle_s: float = 30.0
-    """Ends so long after the last sidecar has left; 0: never."""
+    """Seconds after the last sidecar's leaving until the agent ends; 0: never."""
     uplink: UplinkSettings = field(default_factory=UplinkSettings)
 
 
 class HostAgent:
-    """Joins one host's sidecars: what their listener hands over, and what the coordinator's carrier brings."""
+    """Connects one host's sidecars, through their listener, with the coordinator, through a carrier."""
 
     def __init__(self, settings: HostAgentSettings) -> None:
         self.run_id, self.run_dir = settings.run_id, Path()
@@ -78,13 +78,13 @@ class HostAgent:
         self._listener.clock = ListenerClock(self._coordinator_ns, self._clock_id, self._clock_error)
         self._listener.on_fetched = self.speech.hear_fetched
         self._held: dict[int, asyncio.Event] = {}
-        """Ranks that said Goodbye, until the coordinator lets them go."""
+        """Ranks that have said goodbye and wait until the coordinator releases them."""
         self._tasks: set[asyncio.Task[object]] = set()
         self._stop = asyncio.Event()
         self._was_connected = False
 
     async def run(self) -> str:
-        """Until there is nothing left to do; why it ended."""
+        """Serve until there is nothing left to do; return why it ended."""
         self._carrier.start()
         runner: web.AppRunner | None = None
         try:
@@ -105,7 +105,7 @@ class HostAgent:
                 await runner.cleanup()
 
     def stop(self) -> None:
-        """End soon."""
+        """Make `run` end soon."""
         self._stop.set()
 
     async def _open(self) -> web.AppRunner:
@@ -116,7 +116,7 @@ class HostAgent:
         path = self._settings.socket_path
         if (problem := prepare(path.parent)) is not None:
             raise UsageError(problem)
-        # Of an agent that died; one that lives holds the lock.
+        # The file may be left from an agent that died; one that is alive would hold the lock.
         path.unlink(missing_ok=True)
         try:
             await web.UnixSite(runner, path).start()
@@ -133,7 +133,8 @@ class HostAgent:
             ticks += 1
             if ticks % RELAY_TICKS == 0 or self._carrier.is_connected != self._was_connected:
                 await self._relay()
-            # Who has left may still have something to be passed on, to a coordinator that has ended as well.
+            # A sidecar that has left may still have records to be passed on, perhaps to a coordinator that has ended,
+            # too.
             if any(member.left is None for member in self.speech.members.values()):
                 quiet_since_s, has_anyone_come = clock.monotonic_s(), True
             patience_s = limits.idle_s if has_anyone_come else limits.first_s
@@ -142,7 +143,7 @@ class HostAgent:
         return "asked to stop"
 
     async def _relay(self) -> None:
-        """Tell the sidecars whether they are heard, and how far what they said has left this host."""
+        """Tell the sidecars whether the coordinator is connected, and how many of their records have left this host."""
         self._was_connected = self._carrier.is_connected
         ago_s = max(0.0, clock.monotonic_s() - self._carrier.heard_s)
         for rank, member in list(self.speech.members.items()):
@@ -152,7 +153,7 @@ class HostAgent:
                 await self._listener.pass_on(told, [rank])
 
     async def _is_set(self, event: asyncio.Event, deadline_s: float) -> bool:
-        """Wait for it, but no longer; 0: as long as it takes, or until we are to stop."""
+        """Wait until the event is set, for at most `deadline_s` (0: without limit) or until the agent is stopped; return whether it is set."""
         waiting = {asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._stop.wait())}
         await asyncio.wait(waiting, timeout=deadline_s or None, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
@@ -168,7 +169,7 @@ class HostAgent:
                 is_first, self._welcome = self._welcome is None, message
                 self._welcomed.set()
                 if not is_first:
-                    # Perhaps it was started again: who stands still, or in a halt, says so again.
+                    # The coordinator may have been restarted: ranks that stand still, or in a halt, report so again.
                     self._later(self._listener.tell_all(message))
                 self._later(self._relay())
             case wire.ToRanks(ranks=ranks, message=passed):
@@ -198,7 +199,7 @@ class HostAgent:
         return clock.wall_ns() + self._carrier.clock.offset_ns
 
     def _clock_id(self) -> str:
-        """Of the coordinator's clock; a sidecar that has the same one need not ask."""
+        """Return the id of the coordinator's clock; a sidecar with the same clock need not ask for the time."""
         return self._welcome.boot_id if self._welcome is not None else ""
 
     def _clock_error(self) -> int | None:
@@ -208,65 +209,65 @@ class HostAgent:
     # What the sidecars say: we are their listener's Receiver.
 
     def refusal(self, hello: wire.Hello) -> str | None:
-        """Who may not come in is for the coordinator to say."""
+        """Accept every sidecar: the coordinator decides who may take part."""
         del hello
         return None
 
     def connect(self, hello: wire.Hello, now_ns: int) -> int:
-        """A sidecar is connected."""
+        """Note that a sidecar is connected."""
         del now_ns
         self._later(self._relay())
         return self.speech.join(hello)
 
     def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
-        """Its connection ended."""
+        """Note that its connection ended."""
         del now_ns
         self.speech.leave(rank, connection, is_closed=is_closed)
 
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
-        """It reports."""
+        """Take in its report."""
         del now_ns
         self.speech.hear(rank, report, urgent=any(map(is_urgent, report.observations)))
         return False
 
     def hear_host(self, ranks: object, report: wire.HostReport, now_ns: int) -> bool:
-        """No agent speaks through an agent."""
+        """Refuse: no agent speaks through another agent."""
         del ranks, report, now_ns
         return False
 
     def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
-        """Outboxes are bounded by themselves."""
+        """Return True: the outboxes are bounded by themselves."""
         del rank, num_bytes, now_ns
         return True
 
     def hear_sign(self, rank: int, now_ns: int) -> None:
-        """It said something else."""
+        """Note another sign of life of it."""
         del now_ns
         self.speech.hear_sign(rank)
 
     def hear_table(self, key: object, answer: Observation | None, now_ns: int) -> None:
-        """Tables are passed on as they come; nobody asks here."""
+        """Do nothing: tables are passed on as they come, because the agent asks for none."""
 
     def goodbye(self, rank: int) -> None:
-        """It has said everything."""
+        """Note that it has sent its last record."""
         self.speech.goodbye(rank)
 
     @property
     def taken(self) -> int | None:
-        """A unix socket keeps nothing."""
+        """None: a unix socket keeps no position."""
         return None
 
     def took(self, sequence: int, num_lost: int = 0) -> None:
-        """Likewise."""
+        """Do nothing, because a unix socket keeps no position."""
 
     async def begin_at(self, sequence: int) -> None:
-        """Likewise."""
+        """Do nothing, because a unix socket keeps no position."""
 
     def caught_up(self) -> None:
-        """Likewise."""
+        """Do nothing, because a unix socket keeps no position."""
 
     async def _hold(self, rank: int) -> None:
-        """Until the coordinator lets it go."""
+        """Wait until the coordinator releases the rank."""
         held = self._held.setdefault(rank, asyncio.Event())
         try:
             await held.wait()
@@ -278,7 +279,7 @@ class HostAgent:
 async def own_user_only(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Others are kept out by the directory's rights; where these were changed, by the kernel's word on who is at the other end."""
+    """Refuse other users by the kernel's credentials of the peer, in case the directory's permissions were changed."""
     line = request.transport.get_extra_info("socket") if request.transport is not None else None
     uid = -1
     if line is not None:

@@ -1,1 +1,1 @@
-"""What others scrape or receive: the last state, rendered on request, and incidents as alerts."""
+"""Exports to other systems: metrics rendered on request from the last state, and incidents as alerts, messages and events."""

@@ -1,4 +1,4 @@
-"""What an alert says of an incident and which panel it leads to: the same for the rules of Prometheus and for the webhook.
+"""The wording of alerts about incidents and the panels that they link to, shared by Prometheus' rules and the webhook.
 
 A panel is named without Grafana's SDK; a test holds that it is there. An alert carries it as annotations:
 
@@ -15,20 +15,20 @@ from holter.records import Collective, Diagnosis
 from holter.records.titles import titled
 
 RUNBOOKS = "https://holter.example/runbooks"
-"""Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""
+"""Default address of `grafana/runbooks`; `holter alerts --runbooks URL` writes another one into the rules."""
 MAX_NAMES = 4
-"""Ranks or tensors that are named; the rest are counted."""
+"""Number of ranks or tensors that are named; the rest are counted."""
 MAX_NAME = 120
-"""Characters of a name that comes from the script."""
+"""Largest number of characters shown of a name that comes from the script."""
 
 
 def alert_name(name: str) -> str:
-    """`nonfinite_input` is `HolterNonfiniteInput` on a pager."""
+    """Return the name of an alert on a pager: `nonfinite_input` becomes `HolterNonfiniteInput`."""
     return "Holter" + "".join(word.capitalize() for word in name.split("_"))
 
 
 def incident_info(diagnosis: Diagnosis, address: str) -> IncidentInfo:
-    """The leading cause of an incident; `address` is the coordinator's."""
+    """Describe the leading cause of an incident in short strings; `address` is the coordinator's."""
     leading = diagnosis.causes[0] if diagnosis.causes else None
     return IncidentInfo(
         incident=diagnosis.id,
@@ -43,7 +43,7 @@ def incident_info(diagnosis: Diagnosis, address: str) -> IncidentInfo:
 
 
 def describe(info: IncidentInfo, run_id: str) -> str:
-    """What an alert says of an incident; the rules of Prometheus say the same, in its templates."""
+    """Return the description of an alert about an incident; Prometheus' rules say the same in their templates."""
     where = (("Rank", info.ranks), ("Tensor", info.tensors), ("Collective", info.collective), ("Since step", info.step))
     said = "".join(f" {word} {value}." for word, value in where if value)
     return (
@@ -53,7 +53,7 @@ def describe(info: IncidentInfo, run_id: str) -> str:
 
 
 def clipped(name: str) -> str:
-    """The end of a long name: siblings differ there."""
+    """Cut a long name to its end, where it differs from its siblings."""
     return name if len(name) <= MAX_NAME else "…" + name[1 - MAX_NAME :]
 
 
@@ -72,7 +72,7 @@ def _call_text(collective: Collective | None) -> str:
 
 
 class PanelPlace(NamedTuple):
-    """A panel of a dashboard."""
+    """A panel of a dashboard, by the ids that Grafana uses."""
 
     uid: str
     panel: int
@@ -90,16 +90,19 @@ PANEL_OF_ALERT = {
     "halt_failed": PanelPlace("holter-incidents", 10),
     "incidents_not_listed": PanelPlace("holter-incidents", 3),
 }
-"""Alerts about holter itself that have a panel of their own."""
+"""Panels of alerts about holter itself that have one of their own."""
 
 
 def panel_of(layer: str, name: str) -> PanelPlace:
-    """`layer` is incident, finding or watcher; `name` that of the cause, the detector or the alert."""
+    """Return the panel that an alert leads to.
+
+    `layer` is incident, finding or watcher; `name` is that of the cause, the detector or the alert.
+    """
     return {"incident": INCIDENT_PANEL, "finding": FINDING_PANEL}.get(layer) or PANEL_OF_ALERT.get(name, WATCHER_PANEL)
 
 
 def panel_annotations(place: PanelPlace, run: str = "{{ $labels.run_id }}") -> dict[str, str]:
-    """The annotations that lead from an alert to the panel; in a rule of Prometheus the run is a template."""
+    """Return the annotations that lead from an alert to the panel; in Prometheus' rules the run is a template."""
     return {
         "__dashboardUid__": place.uid,
         "__panelId__": str(place.panel),

@@ -1,11 +1,11 @@
-"""Alert rules for Prometheus, generated from the lists of causes and detectors; those about holter itself are written below.
+"""Generate Prometheus' alert rules from the lists of causes and detectors; rules about holter itself are written below.
 
-causes.yml     an alert a cause, one for each open incident however many ranks it has
-detectors.yml  a detector's finding that stands and that no incident explains
-watcher.yml    holter itself: absent, blind, dropping, failing
+    causes.yml     an alert for each cause; it fires once for each open incident, however many ranks that has
+    detectors.yml  an alert for each detector, for a standing finding that no incident explains
+    watcher.yml    alerts about holter itself: absent, blind, dropping, failing
 
-The detectors are the only judges: rules of causes and detectors fire on their verdicts and hold no threshold of the training. The numbers
-in the rules about holter itself are about the watching.
+Only detectors judge: rules of causes and detectors fire on their verdicts and hold no threshold of the training. The
+numbers in the rules about holter itself concern the watching.
 """
 
 import json
@@ -20,59 +20,61 @@ from holter.faults.family import CauseEntry
 from holter.records.titles import titled
 
 LIVES = "holter_job_ranks"
-"""Every coordinator that is scraped has this series."""
+"""A metric that every scraped coordinator exports."""
 KEPT = "15m"
-"""How long an alert stays after its coordinator fell silent: a coordinator that ends has not mended the run."""
+"""How long an alert persists after its coordinator fell silent; the end of a coordinator does not mean that the run is
+well."""
 SAYS_WHERE = "".join(
     f"{{{{ if $labels.{label} }}}} {word} {{{{ $labels.{label} }}}}.{{{{ end }}}}"
     for label, word in (("ranks", "Rank"), ("tensors", "Tensor"), ("collective", "Collective"), ("step", "Since step"))
 )
 OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance", "job"), "")
-"""Labels that the description tells but that do not identify the alert: a better diagnosis of the same incident must not page again."""
+"""Labels that the description mentions but that do not identify the alert: a better diagnosis of the same incident must
+not page again."""
 
 Layer = Literal["incident", "finding", "watcher"]
-"""What an alert is about: a diagnosed fault of the job, a finding that no incident explains, or holter itself."""
+"""Subject of an alert: a diagnosed fault of the job, a finding that no incident explains, or holter itself."""
 
 
 @dataclass(frozen=True)
 class AlertRule:
-    """What fires when, and what it says."""
+    """One rule: when it fires, and what it says."""
 
     alert: str
     page: str
-    """Name of its page: `holter explain PAGE`, and the last word of its `runbook_url`."""
+    """Name of its page, as in `holter explain PAGE`; `runbook_url` ends with it."""
     expr: str
     layer: Layer
     severity: str
     summary: str
-    """Static: a pager groups by it."""
+    """Fixed text, because pagers group by it."""
     description: str
-    """A template of Prometheus."""
+    """Text with Prometheus' template expressions."""
     wait: str = ""
-    """How long it must hold before it fires."""
+    """How long the expression must hold before the alert fires, such as `2m`; empty: not at all."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """More labels; an empty one takes a label of the series off the alert."""
+    """Additional labels; an empty one removes a label of the series from the alert."""
 
 
 @dataclass(frozen=True)
 class WatcherRule:
-    """A rule about holter itself, and its page."""
+    """A rule about holter itself, with the content of its page."""
 
     name: str
     expr: str
     severity: str
     happened: str
     says: str
-    """The description, a template."""
+    """The alert's description, a template."""
     why: str
     quiet: str
-    """When it is not meant to fire."""
+    """In which situations it stays quiet on purpose."""
     do: str
     wait: str = ""
 
 
 def groups() -> dict[str, list[AlertRule]]:
-    """All rules, by group."""
+    """Return all rules by group."""
     return {
         "holter-causes": [_cause_rule(entry) for entry in faults.CAUSES.values()],
         "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
@@ -81,17 +83,17 @@ def groups() -> dict[str, list[AlertRule]]:
 
 
 def rule_file(base: str = RUNBOOKS) -> str:
-    """All of them as one file."""
+    """Return all rules as one file."""
     return _to_yaml(groups(), base)
 
 
 def rule_files(base: str = RUNBOOKS) -> dict[str, str]:
-    """File name -> content, a group each."""
+    """Return a rule file for each group, by file name."""
     return {f"{name.removeprefix('holter-')}.yml": _to_yaml({name: rules}, base) for name, rules in groups().items()}
 
 
 def page_of_alert(alert: str) -> str | None:
-    """`HolterNonfiniteInput`, as a pager says it, is explained on the page `nonfinite_input`."""
+    """Return the page that explains an alert: `nonfinite_input` for `HolterNonfiniteInput`. None if there is no such alert."""
     return next((rule.page for rules in groups().values() for rule in rules if rule.alert == alert), None)
 
 
@@ -112,10 +114,10 @@ def _cause_rule(entry: CauseEntry) -> AlertRule:
 
 
 def _standing(info: str) -> str:
-    """Incidents that are open, or were in the last scrape of a coordinator that is not heard any more."""
+    """Return a query for incidents that are open, or were in the last scrape of a coordinator that has fallen silent."""
     seen, heard = (f"max_over_time(timestamp({name})[{KEPT}:15s])" for name in (info, LIVES))
     kept = f"({seen} >= on (run_id) group_left () max by (run_id) ({heard})) unless on (run_id) {LIVES}"
-    # One of them even if a coordinator is scraped twice: labels that are taken off must not leave two alike.
+    # Only one series, even if a coordinator is scraped twice: without the removed labels two would be alike.
     return f"topk by (run_id, incident) (1, {info} or ({kept}))"
 
 
@@ -131,7 +133,7 @@ def _detector_rule(detector: faults.Detector) -> AlertRule:
     return AlertRule(
         alert=alert_name(f"unexplained_{detector.name}"),
         page=detector.name,
-        # What is less grave explains nothing: a plateau may stand for days, a slow rank for a night.
+        # A less severe incident explains nothing: a plateau may stand for days, a slow rank for a night.
         expr=" or ".join(
             (
                 _unexplained(detector.name, "critical", by="critical"),
@@ -163,7 +165,7 @@ def _watcher_rule(watch: WatcherRule) -> AlertRule:
 
 
 def _to_yaml(groups: Mapping[str, Sequence[AlertRule]], runbooks: str) -> str:
-    """A rule file. Every text is quoted as JSON, which is YAML too."""
+    """Return the content of a rule file. Every text is quoted as JSON, which is valid YAML."""
     lines = ["# Written by `holter alerts`; a test compares it with what the code would write now.", "groups:"]
     for name, rules in groups.items():
         lines += [f"  - name: {name}", "    rules:"]
@@ -193,8 +195,8 @@ def _quoted(text: str) -> str:
 
 _LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
 _EXPLAINED = f'max by (run_id) (holter_incident_opened_timestamp_seconds{{severity="critical"}}) > on (run_id) (max by (run_id) ({_LATEST}) - 300)'
-"""A critical incident explains the stop if it was opened when the ranks stopped or later; five minutes are allowed for ranks that took longer
-to stop. An older incident explains nothing."""
+"""Query for critical incidents that explain why the ranks stopped: opened when they stopped or later, with five minutes
+allowed for ranks that took longer to stop. An older incident explains nothing."""
 _BAD_HALTS = 'holter_halts_total{outcome=~"failed|incomplete"}'
 _LOST_RANKS = 'printf "topk(5, holter_sidecar_up{run_id=%q} == 0)" $labels.run_id | query | sortByLabel "rank"'
 

@@ -1,4 +1,4 @@
-"""What is new about the incidents of a run, for whoever is told in their own words: phones, chats, collectors of events. Pure.
+"""Changes of a run's incidents, for those who are told in words: phones, chats and collectors of events. Pure.
 
 an incident stands                                  opened
 its cause, ranks or severity change, or it halts    updated
@@ -16,30 +16,33 @@ Change = Literal["opened", "updated", "closed"]
 
 @dataclass(frozen=True)
 class IncidentNews:
-    """One incident, and what is new about it."""
+    """One incident, and how it changed."""
 
     change: Change
     diagnosis: Diagnosis
 
 
 class NewsDesk:
-    """Remembers what was told of each incident, and so knows what to tell now."""
+    """Remembers what was told about each incident, and decides what to tell now."""
 
     def __init__(self, severities: Iterable[str] = ("critical", "warning", "info")) -> None:
         self._severities = frozenset(severities)
         self._told: dict[str, Diagnosis] = {}
 
     def remember(self, diagnoses: Iterable[Diagnosis]) -> None:
-        """What a former life of the run told: the next look says that they are over."""
+        """Take over what a former life of the run told; the next look reports these incidents as over."""
         self._told |= {one.id: one for one in diagnoses if one.severity in self._severities}
 
     def look(self, standing: Iterable[Diagnosis], known: Iterable[Diagnosis]) -> list[IncidentNews]:
-        """`standing` are those that are open and settled; `known` are all, as they are now."""
+        """Return the changes since the last look.
+
+        `standing` are the incidents that are open and settled; `known` are all incidents as they are now.
+        """
         wanted = {one.id: one for one in standing if one.severity in self._severities}
         current = {one.id: one for one in known}
         news = []
         for incident in [known for known in self._told if known not in wanted]:
-            # One that is open and not settled at the moment is not over.
+            # An incident that is open, but not settled at the moment, is not over.
             now = current.get(incident, self._told[incident])
             if now.closed_at is not None or incident not in current:
                 del self._told[incident]
@@ -53,7 +56,7 @@ class NewsDesk:
 
 
 def essence(diagnosis: Diagnosis) -> tuple[object, ...]:
-    """What must change for somebody to be told again."""
+    """Return what must change for people to be told again."""
     first = diagnosis.causes[0] if diagnosis.causes else None
     action = diagnosis.action
     return (

@@ -1,4 +1,4 @@
-"""Incidents, findings and halts as events of OpenTelemetry, steps as spans: OTLP's own JSON, made without its SDK. Pure.
+"""Incidents, findings and halts as OpenTelemetry events, steps as spans: OTLP's JSON, made without its SDK. Pure.
 
     holter.incident.opened | updated | closed     what, who, where, since when, as attributes
     holter.finding.raised | cleared               a detector's finding, as it comes and goes
@@ -18,27 +18,27 @@ from holter.faults.window import StepNumbers
 from holter.records import Finding, Severity
 
 SEVERITIES: dict[Severity, tuple[int, str]] = {"info": (9, "INFO"), "warning": (13, "WARN"), "critical": (17, "ERROR")}
-"""Number and text, by OpenTelemetry's own scale."""
+"""Severity number and text on OpenTelemetry's own scale."""
 MAX_RANKS = 64
-"""Named in an attribute; `holter.num_ranks` has how many there are."""
+"""Number of ranks listed in an attribute; `holter.num_ranks` has the total."""
 Attribute = str | int | float | bool | Sequence[int] | Sequence[str]
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Who speaks."""
+    """The sender of events."""
 
     run_id: str
     version: str
     address: str
-    """Where links lead."""
+    """Address that links lead to."""
     resource: Mapping[str, str]
-    """What the user says of it: `service.name`, and OTEL_RESOURCE_ATTRIBUTES."""
+    """Attributes that the user sets: `service.name`, and OTEL_RESOURCE_ATTRIBUTES."""
 
 
 def incident_event(news: IncidentNews, address: str, now_ns: int) -> Record:
-    """What is new about an incident."""
+    """Make the event for a change of an incident."""
     one = news.diagnosis
     info = incident_info(one, address)
     first = one.causes[0] if one.causes else None
@@ -71,7 +71,7 @@ def incident_event(news: IncidentNews, address: str, now_ns: int) -> Record:
 
 
 def finding_event(finding: Finding, now_ns: int, *, is_raised: bool) -> Record:
-    """A detector's finding came, or went."""
+    """Make the event for a detector's finding that came or went."""
     told: dict[str, Attribute] = {
         "holter.detector": finding.detector,
         "holter.severity": finding.severity,
@@ -85,14 +85,14 @@ def finding_event(finding: Finding, now_ns: int, *, is_raised: bool) -> Record:
 
 
 def halt_event(outcome: str, text: str, checkpoint: str | None, now_ns: int) -> Record:
-    """How a halt ended."""
+    """Make the event for the end of a halt."""
     told = {"holter.outcome": outcome, "holter.text": text, "holter.checkpoint": checkpoint or ""}
     severity: Severity = {"completed": "warning", "called_off": "info"}.get(outcome, "critical")  # type: ignore[assignment]
     return event("holter.halt", severity, told, now_ns)
 
 
 def event(name: str, severity: Severity, attributes: Mapping[str, Attribute], now_ns: int) -> Record:
-    """One log record that is an event."""
+    """Make a log record that is an event."""
     number, text = SEVERITIES[severity]
     return {
         "timeUnixNano": str(now_ns),
@@ -105,7 +105,7 @@ def event(name: str, severity: Severity, attributes: Mapping[str, Attribute], no
 
 
 def step_span(entry: StepNumbers, run_id: str) -> Record | None:
-    """One step of the whole job; None if nobody told how long it took."""
+    """Make the span of one step of the whole job; None if no rank reported how long it took."""
     took = entry.numbers.get("seconds")
     if took is None or not took.mean >= 0:
         return None
@@ -126,13 +126,13 @@ def step_span(entry: StepNumbers, run_id: str) -> Record | None:
 
 
 def logs_request(records: Sequence[Record], source: Source) -> Record:
-    """The body of a request to `/v1/logs`."""
+    """Return the body of a request to `/v1/logs`."""
     scope = {"scope": _scope(source), "logRecords": list(records)}
     return {"resourceLogs": [{"resource": _resource(source), "scopeLogs": [scope]}]}
 
 
 def traces_request(spans: Sequence[Record], source: Source) -> Record:
-    """The body of a request to `/v1/traces`."""
+    """Return the body of a request to `/v1/traces`."""
     return {"resourceSpans": [{"resource": _resource(source), "scopeSpans": [{"scope": _scope(source), "spans": list(spans)}]}]}  # fmt: skip
 
 
@@ -154,11 +154,11 @@ def _value(value: Attribute) -> Record:
     if isinstance(value, int):
         return {"intValue": str(value)}
     if isinstance(value, float):
-        # JSON has no NaN; protobuf's JSON has a word for it.
+        # JSON has no NaN, but protobuf's JSON has a word for it.
         return {
             "doubleValue": value if value - value == 0 else str(value).replace("inf", "Infinity").replace("nan", "NaN")
         }
     if isinstance(value, str):
-        # What a script said may be no Unicode.
+        # Text from a script may be invalid Unicode.
         return {"stringValue": value.encode("utf-8", "replace").decode()}
     return {"arrayValue": {"values": [_value(each) for each in value]}}

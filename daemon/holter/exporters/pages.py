@@ -1,6 +1,7 @@
-"""The pages of `holter explain NAME`, which are also the runbooks behind the alerts.
+"""The pages that `holter explain NAME` prints, which are also the runbooks behind the alerts.
 
-A detector's page is its module's docstring, a cause's is its entry in the catalogue, that of an alert about holter itself is its rule.
+A detector's page is its module's docstring; a cause's page is its entry in the catalogue; the page of an alert about
+holter itself is its rule.
 """
 
 import dataclasses
@@ -32,12 +33,12 @@ _SETTING = re.compile(r"    \w+\.\w+ = ")
 
 
 def names() -> tuple[str, ...]:
-    """Everything that has a page: detectors, causes, then alerts about holter itself."""
+    """Return the names of everything that has a page: detectors, causes, then alerts about holter itself."""
     return tuple(dict.fromkeys((*DETECTORS, *CAUSES, *(watch.name for watch in WATCHER_RULES))))
 
 
 def overview() -> Iterator[str]:
-    """A family of faults after the other: its causes, then its detectors, a line each; alerts about holter itself last."""
+    """Yield one line for each page, by family of faults: causes, then detectors; alerts about holter itself come last."""
     width = max(map(len, names()))
     for family in FAMILIES:
         yield f"{type(family.detectors[0].detector).__module__.split('.')[-2]}"
@@ -54,7 +55,10 @@ def overview() -> Iterator[str]:
 
 
 def page(name: str) -> str | None:
-    """What `holter explain NAME` prints: of a detector and a cause both, where a name is both; None if there is no such page."""
+    """Return what `holter explain NAME` prints; None if there is no such page.
+
+    If a name is both a detector's and a cause's, it has both pages.
+    """
     for watch in WATCHER_RULES:
         if watch.name == name:
             return _watcher_page(watch)
@@ -64,7 +68,7 @@ def page(name: str) -> str | None:
 
 
 def runbook_files() -> dict[str, str]:
-    """File name -> content in Markdown: `grafana/runbooks` and the pages of the documentation are made with this, and with nothing else."""
+    """Return Markdown by file name; `grafana/runbooks` and the pages of the documentation are generated from this alone."""
     return {f"{name}.md": _to_markdown(page(name) or "") for name in names()}
 
 
@@ -112,7 +116,11 @@ def _indented(text: str) -> str:
 
 
 def _to_markdown(page: str) -> str:
-    """A title is a line before an indented one; settings are a list; an alert's expression, its last section, stays indented, as code."""
+    """Convert a page to Markdown.
+
+    A line before an indented one becomes a title, settings become a list, and an alert's expression, its last section,
+    stays indented as code.
+    """
     lines = page.rstrip().splitlines()
     out: list[str] = []
     for line, following in pairwise([*lines, ""]):

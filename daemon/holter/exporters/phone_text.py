@@ -1,4 +1,4 @@
-"""An incident as a message that can be read on a phone: what, who, since when, what to do first, where to read on. Pure.
+"""An incident as a message for a phone: what, who, since when, what to do first, and where to read on. Pure.
 
 holter: critical: Non-finite input, rank 1, step 30
 ─────────────────────────────────────────────────────
@@ -20,26 +20,27 @@ from holter.records.titles import title
 MAX_SENTENCE = 240
 MAX_TITLE = 120
 _PLAIN = str.maketrans({"<": "(", ">": ")", "@": "(at)"})
-"""What a chat takes for a link or for a call to everybody, in an exception's words or a host's name."""
+"""Characters that a chat may take for a link or for a call to everybody; they occur in exceptions' words or host
+names."""
 MAX_LISTED = 5
-"""Messages in a digest that are named."""
+"""Number of messages that a digest lists by title."""
 
 Kind = Literal["critical", "warning", "info", "over"]
 
 
 @dataclass(frozen=True)
 class PhoneMessage:
-    """One message."""
+    """A message as it is sent."""
 
     title: str
     body: str
     kind: Kind
     incident: str
-    """Messages of one incident have the same; of a digest it is empty."""
+    """Id of the incident, the same for all its messages; empty for a digest."""
 
 
 def message(news: IncidentNews, address: str) -> PhoneMessage:
-    """What to send."""
+    """Write the message about a change of an incident."""
     one = news.diagnosis
     subject = clipped(f"holter: {_lead(news)}{_place(one)}", MAX_TITLE)
     link = incident_info(one, address).url
@@ -55,7 +56,7 @@ def message(news: IncidentNews, address: str) -> PhoneMessage:
 
 
 def digest(messages: Sequence[PhoneMessage], address: str) -> PhoneMessage:
-    """Many that came at once, as one."""
+    """Join many simultaneous messages into one."""
     worst: Kind = next(
         (kind for kind in ("critical", "warning", "info") if any(one.kind == kind for one in messages)), "over"
     )
@@ -66,7 +67,7 @@ def digest(messages: Sequence[PhoneMessage], address: str) -> PhoneMessage:
 
 
 def clipped(text: str, length: int) -> str:
-    """One line of it, of at most so many characters; what is left out is left out at a word."""
+    """Return a text as one line of at most `length` characters, cut between words if possible."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split()).translate(_PLAIN)
     if len(line) <= length:
         return line

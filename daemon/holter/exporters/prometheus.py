@@ -1,11 +1,12 @@
-"""Snapshots -> Prometheus metric families. A scrape touches no rank, no driver and no lock: it renders the last state.
+"""Turn snapshots into Prometheus metrics. A scrape touches no rank, driver or lock: it renders the last known state.
 
-`METRICS` is every metric there is: name, help, labels, unit. One that is not in this table cannot be made. A name that ends in `_total` is a
-counter, which begins at 0. A unit is the name's last word. Metrics of a rank are exported by its sidecar and, in jobs that are not too large,
-by the coordinator too; those of a device by the sidecar alone; lag, and those of the job and of modules, by the coordinator alone.
+`METRICS` lists every metric with name, help, labels and unit; others cannot be made. A name that ends in `_total` is a
+counter, which begins at 0. A unit is the name's last word. Metrics of a rank are exported by its sidecar and, in jobs
+that are not too large, by the coordinator as well; those of a device by the sidecar alone; lag, and those of the job
+and of modules, by the coordinator alone.
 
-A rank that is not in the list has no series: a rank that exited disappears, so that its last
-values do not stay. Of a rank whose sidecar is gone only that fact is shown.
+A rank that is not in the list has no series: a rank that exited disappears, so that its last values do not persist. Of
+a rank whose sidecar is gone, only that fact is shown.
 """
 
 import heapq
@@ -32,16 +33,16 @@ Kind = Literal["gauge", "counter", "histogram"]
 HALT_OUTCOMES = ("completed", "called_off", "refused", "incomplete", "failed")
 WEBHOOK_OUTCOMES = ("delivered", "failed", "dropped")
 AGGREGATES = ("mean", "min", "max")
-"""Over the ranks, of one step."""
+"""Aggregates over the ranks, of one step."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One line of the table."""
+    """Description of one metric."""
 
     help: str
     labels: tuple[str, ...] = ()
-    """After `run_id`, which every metric has."""
+    """Label names in addition to `run_id`, which every metric has."""
     unit: str = ""
     kind: Kind = "gauge"
 
@@ -139,16 +140,17 @@ METRICS: dict[str, Metric] = {
 }
 
 DETAILED_RANKS = 256
-"""Above this many ranks the coordinator exports only step, sidecar_up and the lag of the latest ranks; the sidecars' /metrics have the rest."""
+"""Above this many ranks, the coordinator exports only step, sidecar_up and the lag of the latest ranks; the rest is in
+the sidecars' /metrics."""
 MAX_LATEST = 16
-"""Ranks whose lag is exported in a job that large; only the coordinator knows lags."""
+"""Number of ranks whose lag is exported in a job that large; only the coordinator knows lags."""
 MAX_MODULES = 20
-"""Modules exported for each figure: those with the largest values."""
+"""Number of modules exported for each figure: those with the largest values."""
 MAX_INFOS = 32
-"""Open incidents that are described one by one."""
+"""Number of open incidents that are described one by one."""
 DEVICE_STATES = ("lost", "reset_required", "row_remap_pending", "row_remap_failed", "page_retirement_pending")
 HELD = ("power_held_ns", "thermal_held_ns")
-"""Among a device's counters, but no errors."""
+"""Counters of a device that do not count errors."""
 THROTTLES = ("thermal", "power", "hardware")
 
 _SPREADS = {
@@ -168,21 +170,21 @@ _FIGURES: dict[str, Callable[[ModuleFigures], float]] = {
 
 
 class _Page:
-    """The families of one scrape, in the table's order."""
+    """The metrics of one scrape, in the order of `METRICS`."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._families = {name: _family(name, metric) for name, metric in METRICS.items()}
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
-        """Add one series; none if the value is not known."""
+        """Add one series, unless its value is not known."""
         family = self._families[name]
         assert not isinstance(family, HistogramMetricFamily)
         if value is not None:
             family.add_metric([self._run_id, *labels], value)
 
     def set_steps(self, rank: RankSnapshot) -> None:
-        """The step time histogram of a rank."""
+        """Add the step time histogram of a rank."""
         bounds = [*(str(bound) for bound in STEP_BUCKETS_S), "+Inf"]
         buckets = list(zip(bounds, accumulate(rank.steps.counts), strict=True))
         family = self._families["step_seconds"]
@@ -190,7 +192,7 @@ class _Page:
         family.add_metric([self._run_id, str(rank.rank)], buckets, rank.steps.total_s)
 
     def families(self) -> Iterator[MetricFamily]:
-        """Those that have a series."""
+        """Return the metrics that have a series."""
         return (family for family in self._families.values() if family.samples)
 
 
@@ -208,7 +210,10 @@ def _family(name: str, metric: Metric) -> _Family:
 def families(
     run_id: str, version: str, ranks: Sequence[RankSnapshot], coordinator: CoordinatorSnapshot | None = None
 ) -> list[MetricFamily]:
-    """Everything one scrape shows, in the table's order; a sidecar gives its own rank and no coordinator."""
+    """Return all metrics of a scrape, in the order of `METRICS`.
+
+    A sidecar passes its own rank and no coordinator.
+    """
     page = _Page(run_id)
     page.set("build_info", 1, version)
     for rank in ranks:
@@ -229,7 +234,7 @@ def families(
 
 
 def hub_families(run_id: str, state: str, zeros: Iterable[str] = ()) -> list[MetricFamily]:
-    """What the hub itself knows of a run, and the counters of causes (`zeros`) that did not come up there."""
+    """Return what the hub itself knows of a run, with zero counters for the causes in `zeros`, which have not occurred there."""
     page = _Page(run_id)
     page.set("hub_run", 1, state)
     for cause in sorted(zeros):
@@ -238,7 +243,7 @@ def hub_families(run_id: str, state: str, zeros: Iterable[str] = ()) -> list[Met
 
 
 def expose(metrics: Iterable[MetricFamily], accept: str) -> tuple[bytes, str]:
-    """Body and content type in the format that the scraper asked for: OpenMetrics or the classic text."""
+    """Return body and content type in the format that the scraper asked for: OpenMetrics or the classic text."""
     encoder, content_type = choose_encoder(accepted_format(accept))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Rendered(list(metrics)))
@@ -246,7 +251,7 @@ def expose(metrics: Iterable[MetricFamily], accept: str) -> tuple[bytes, str]:
 
 
 class _Rendered(Collector):
-    """Finished families in the form that the encoders take."""
+    """Wraps finished metrics in the interface that the encoders need."""
 
     def __init__(self, metrics: list[MetricFamily]) -> None:
         self._metrics = metrics
@@ -347,7 +352,7 @@ def _show_job(page: _Page, job: JobFigures) -> None:
     for name, figure in _FIGURES.items():
         for label, value in _largest(job.modules, figure):
             page.set(name, value, label)
-    # Brings the detectors, for which a sidecar must not wait: it never comes here.
+    # Imported here, because it imports the detectors, for which a sidecar must not wait; a sidecar never gets here.
     from holter.diagnosis.plots import EXPONENTS_OF_BUCKET, LOWEST_EXPONENT  # noqa: PLC0415
 
     for bucket, share in enumerate(job.exponents):
@@ -360,7 +365,10 @@ def _latest(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
 
 
 def _largest(modules: Sequence[ModuleFigures], figure: Callable[[ModuleFigures], float]) -> list[tuple[str, float]]:
-    """The largest, infinite first. NaN means that nobody looked. Long names that are alike after clipping are one series, with the largest value."""
+    """Return the modules with the largest values, infinite first; NaN means that nobody looked.
+
+    Long names that are equal after clipping become one series with the largest value.
+    """
     told = [(clipped(module.module), figure(module)) for module in modules if not math.isnan(figure(module))]
     largest = dict(sorted(told, key=lambda pair: pair[1]))
     return sorted(largest.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_MODULES]
@@ -371,7 +379,7 @@ CLASSIC = ("text/plain", "text/*", "*/*")
 
 
 def accepted_format(accept: str) -> str:
-    """An Accept header that the library can take; empty for the classic text.
+    """Return an Accept header that the library can handle; empty for the classic text.
 
     OpenMetrics is chosen if the scraper weighs it no less than the classic text and asks for a version that we speak. The library itself
     ignores weights, claims any version it is asked for, and raises on one that is not a number.

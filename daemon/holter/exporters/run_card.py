@@ -1,9 +1,9 @@
-"""What is shown of a run among others: a coordinator writes it beside its lease, `holter runs` and `holter hub` read it."""
+"""Summary of a run for lists of runs: a coordinator writes it beside its lease, `holter runs` and `holter hub` read it."""
 
 import msgspec
 
 MAX_INCIDENTS = 20
-"""The newest of a run that are told."""
+"""Number of newest incidents that the card lists."""
 
 
 class CardIncident(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,37 +14,38 @@ class CardIncident(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     title: str
     ranks: str
-    """For people."""
+    """The ranks in words."""
     step: int
     is_open: bool
 
 
 class RunCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; fields are added, never changed."""
+    """Summary of one run. Fields are added, never changed."""
 
     run_id: str
     run_dir: str
     page: str
-    """Where its coordinator serves."""
+    """Address at which its coordinator serves the page."""
     host: str
-    """Of the coordinator."""
+    """Host of the coordinator."""
     state: str
-    """running, halting, halted, ended."""
+    """One of running, halting, halted, ended."""
     started_at: str
     updated_at: str
     world_size: int
     ranks: int
-    """That came."""
+    """Number of ranks that have attached."""
     connected: int
     steps: int
     incidents: list[CardIncident] = []
     num_incidents: int = 0
     num_open: int = 0
     is_critical: bool = False
-    """One that is open is critical."""
+    """Whether one of the open incidents is critical."""
     blind: int = 0
-    """How much holter cannot see there."""
+    """Number of things that holter cannot see in this run."""
     dropped: int = 0
-    """Records that were lost between ranks and coordinator."""
+    """Number of records lost between ranks and coordinator."""
     metrics: str = ""
-    """What the coordinator's own /metrics say of job and incidents, in the classic text; counters that are 0 are left out."""
+    """The coordinator's own /metrics about job and incidents in the classic text format; counters that are 0 are left
+    out."""

@@ -1,4 +1,4 @@
-"""Incidents as Alertmanager would send them (webhook version 4): any receiver of its messages takes ours, so a pager needs no Prometheus.
+"""Messages about incidents in Alertmanager's webhook format (version 4), so that a pager needs no Prometheus.
 
     incident opens                firing
     its cause or severity changes resolved, firing
@@ -24,29 +24,30 @@ Message = dict[str, Any]
 
 RECEIVER = "holter"
 NEVER = "0001-01-01T00:00:00Z"
-"""How Alertmanager writes that an alert has not ended."""
+"""Alertmanager's notation for an alert that has not ended."""
 
 
 @dataclass
 class Deliveries:
-    """What became of the messages so far."""
+    """Counts of what became of the messages so far."""
 
     to: str = "webhook"
-    """Who is told."""
+    """Name of the receiver."""
     counts: dict[str, int] = field(default_factory=dict)
-    """`delivered`; `failed`: attempts, each tried again; `dropped`: given up, or no room."""
+    """Number of messages by outcome. `delivered`; `failed`: an attempt failed and is repeated; `dropped`: given up, or
+    no room."""
     failure: str = ""
-    """Why the last attempt failed; empty when it succeeded."""
+    """Why the last attempt failed; empty if it succeeded."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, outcome: str, failure: str = "") -> None:
-        """One message more; threads may say so at once."""
+        """Count one message; may be called from several threads at once."""
         with self._lock:
             self.counts[outcome] = self.counts.get(outcome, 0) + 1
             self.failure = failure
 
     def warnings(self) -> list[str]:
-        """A sentence while something is not delivered, or was lost."""
+        """Return a sentence if something is not being delivered or was lost."""
         failed, dropped = self.counts.get("failed", 0), self.counts.get("dropped", 0)
         if not self.failure and not dropped:
             return []
@@ -56,13 +57,13 @@ class Deliveries:
 
 @dataclass(frozen=True)
 class _IncidentAlert:
-    """An incident as the alert that is sent for it."""
+    """An incident with the labels of the alert that is sent for it."""
 
     labels: Mapping[str, str]
     diagnosis: Diagnosis
 
     def is_of(self, other: "_IncidentAlert") -> bool:
-        """Whether it is the same alert, about the same ranks."""
+        """Whether it is the same alert about the same ranks."""
         return self.labels == other.labels and self.ranks == other.ranks
 
     @property
@@ -72,18 +73,18 @@ class _IncidentAlert:
 
 
 class Pager:
-    """Remembers what was sent about each incident, and so knows what to send now."""
+    """Remembers what was sent about each incident, and decides what to send now."""
 
     def __init__(self, address: str, runbooks: str) -> None:
         self._address, self._runbooks = address, runbooks
         self._sent: dict[str, _IncidentAlert] = {}
 
     def remember(self, diagnoses: Sequence[Diagnosis]) -> None:
-        """Incidents whose alerts were sent before the run was started again: the next look says that they are over."""
+        """Take over incidents whose alerts were sent before the run was restarted; the next look reports them as over."""
         self._sent |= {diagnosis.id: _IncidentAlert(self._labels(diagnosis), diagnosis) for diagnosis in diagnoses}
 
     def look(self, standing: Sequence[Diagnosis], now: str) -> list[Message]:
-        """Messages for what changed since the last look; `standing` are the open incidents, `now` is RFC 3339."""
+        """Return messages for what changed since the last look; `standing` are the open incidents, `now` is in RFC 3339."""
         wanted = {diagnosis.id: _IncidentAlert(self._labels(diagnosis), diagnosis) for diagnosis in standing}
         messages = []
         for incident, sent in list(self._sent.items()):
@@ -142,6 +143,6 @@ class Pager:
 
 
 def _fingerprint(labels: Mapping[str, str]) -> str:
-    """The same for the same alert, whichever process sends it."""
+    """Return an id that is the same for the same alert, whichever process sends it."""
     text = "\xff".join(f"{name}\xff{value}" for name, value in sorted(labels.items()))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,1 +1,1 @@
-"""The page for people with no Grafana: its files, and the stream that keeps it up to date."""
+"""The status page for people without Grafana: its files, and the stream of events that keeps it up to date."""

@@ -1,4 +1,4 @@
-"""The page's files, read once, and the headers with which everything is served: nothing from another host, no script that is not ours."""
+"""The files of the status page, read once, and the headers that forbid content from other hosts and foreign scripts."""
 
 import hashlib
 import html
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parent / "static"
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 INDEX = "index.html"
 REPORT = "report.css"
-"""Reports bring their own styles."""
+"""Name of the style sheet that reports need."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -36,14 +36,14 @@ class Asset:
 
 
 def load(folder: Path = FOLDER) -> dict[str, Asset]:
-    """Every file of the page by its name; names that are asked for are looked up here and never on the disk."""
+    """Return every file of the page by name; requested names are looked up here and never on the disk."""
     found = sorted(path for path in folder.glob("*") if path.suffix in TYPES)
     made = {path.name: _asset(path.read_bytes(), TYPES[path.suffix]) for path in found}
     return made | {REPORT: _asset(report.FRAGMENT_STYLE.encode(), "text/css")}
 
 
 def serve(assets: Mapping[str, Asset], request: web.Request) -> web.Response:
-    """One of them; not again if the reader has it."""
+    """Answer a request for a file; 304 if the reader has it already."""
     asset = assets.get(request.match_info["name"])
     if asset is None:
         return web.Response(status=404, text="no such file\n", headers=HEADERS)
@@ -54,7 +54,7 @@ def serve(assets: Mapping[str, Asset], request: web.Request) -> web.Response:
 
 
 def index(assets: Mapping[str, Asset], run_id: str, plain: str) -> str:
-    """The page, with what is shown where no script runs."""
+    """Return the page; `plain` is the HTML shown to readers without scripts."""
     if INDEX not in assets:
         return f"<!doctype html><meta charset=utf-8><title>holter</title>{plain}"
     page = assets[INDEX].body.decode()

@@ -1,10 +1,10 @@
-"""`/api/v1/events`: the page's picture as server-sent events, the whole of it first, then what changed.
+"""`/api/v1/events`: the content of the page as server-sent events; first all of it, then what changes.
 
     paint ──▶ one frame for all ──▶ listener, listener, ...        a few times a second, fewer if frames are large
-                                      └ one that does not keep up is shown the whole again when it does; one that stops taking is dropped
+                                      └ one that falls behind is sent everything again later; one that stops reading is dropped
 
-Nothing waits for a reader and nothing is kept for one beyond a few frames. Without a reader nothing is painted. Who comes after the end is shown
-the whole once, and told that it was the last.
+Nothing waits for a reader, and no more than a few frames are kept for one. Without a reader nothing is painted. A
+reader who comes after the end is sent everything once, and told that it was the last.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from holter.transport.access import oldest_of_busiest
 
 MAX_LISTENERS = 64
 INTERVAL_S = 0.5
-"""Between two frames."""
+"""Shortest time between two frames in seconds."""
 BYTES_PER_S = 200_000
-"""To one listener, but for the first frame: after a large one the next comes later."""
+"""Largest rate to one listener, except for the first frame; after a large frame the next one comes later."""
 MAX_SHARE = 0.05
-"""Of its time the coordinator paints no more than this; a job of 16,000 ranks is painted less often."""
+"""Largest share of its time that the coordinator spends painting; a job of 16,000 ranks is painted less often."""
 LONGEST_S = 5.0
-"""A picture is sent at least this often, whatever it costs."""
+"""Longest time between two frames in seconds, whatever they cost."""
 BEAT_S = 10.0
-"""A beat is sent this often where nothing else is, so that a quiet connection differs from a dead one."""
+"""Seconds without a frame after which a beat is sent, so that a quiet connection differs from a dead one."""
 LOOK_S = 1.0
-"""How soon it is noticed that a reader has gone, where nothing is written to it."""
+"""Seconds after which a reader that has gone is noticed, even if nothing is written to it."""
 MAX_WAITING = 4
-"""Frames kept for a listener that does not take them; then it is shown the whole again."""
+"""Number of frames kept for a listener that does not take them; after that it is sent everything again."""
 SEND_DEADLINE_S = 20.0
 RETRY_MS = 2000
 
@@ -43,30 +43,31 @@ HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A proxy that collects a response before it passes it on would pass nothing on.
+    # Otherwise a proxy that collects a whole response before passing it on would pass nothing on.
     "X-Accel-Buffering": "no",
 }
 
 
 class PageContent(Protocol):
-    """What is shown, at one moment."""
+    """The content of the page at one moment."""
 
     def whole(self) -> dict[str, Any]:
-        """Everything, for a reader who has seen nothing yet."""
+        """Return everything, for a reader who has seen nothing yet."""
 
     def since(self, before: Self) -> dict[str, Any]:
-        """What changed, for a reader who saw the picture before."""
+        """Return what changed, for a reader who has seen the earlier content."""
 
 
 class _Listener:
-    """Who reads, and what waits for it."""
+    """A reader, and the frames that wait for it."""
 
     def __init__(self) -> None:
         self.waiting: list[bytes] = []
         self.is_behind = True
-        """It is to be shown the whole."""
+        """Whether it must be sent everything."""
         self.is_lost = False
-        """The picture cannot be made any more, or others need the place: the connection is closed, so that the page does not look alive."""
+        """Whether its connection is to be closed, because the page can no longer be painted or others need the place;
+        so the page does not look alive."""
         self.wake = asyncio.Event()
 
     def give(self, frame: bytes) -> None:
@@ -85,18 +86,18 @@ class EventStream:
 
     def __init__(self, paint: Callable[[], PageContent], now_ns: Callable[[], int] = clock.wall_ns) -> None:
         self.pushed_out = 0
-        """Readers that made room for others."""
+        """Number of readers that had to make room for others."""
         self._paint = paint
         self._now_ns = now_ns
         self._listeners: dict[_Listener, str] = {}
-        """By address, oldest first."""
+        """Listeners with their address, oldest first."""
         self._picture: PageContent | None = None
         self._painter: asyncio.Task[None] | None = None
         self._ended: str | None = None
-        """Why nothing more comes, once that is so."""
+        """Why nothing more comes; None while the run lives."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """GET /api/v1/events, until the reader goes away or the run ends."""
+        """Answer GET /api/v1/events, until the reader goes away or the run ends."""
         response = web.StreamResponse(headers=HEADERS)
         listener = _Listener()
         self._make_room()
@@ -111,7 +112,7 @@ class EventStream:
         return response
 
     def _make_room(self) -> None:
-        """The oldest reader of the address that has most of them goes; a page that was open asks again by itself."""
+        """Disconnect the oldest reader of the address that has most of them; an open page reconnects by itself."""
         if len(self._listeners) >= MAX_LISTENERS:
             oldest = oldest_of_busiest(self._listeners)
             del self._listeners[oldest]
@@ -120,7 +121,7 @@ class EventStream:
             oldest.wake.set()
 
     async def close(self, reason: str) -> None:
-        """Tell all readers the last of it, and that nothing more comes."""
+        """Send all readers the last state, and tell them that nothing more comes."""
         if self._listeners:
             self._try()
         self._ended = reason
@@ -154,15 +155,15 @@ class EventStream:
             await _write(response, frame)
 
     def _due(self, listener: _Listener) -> list[bytes]:
-        """What this listener is to be sent now."""
+        """Return the frames that this listener is to be sent now."""
         if not listener.is_behind:
             frames, listener.waiting = listener.waiting, []
             return frames
-        # All others move on to the same picture, so that what changes next means the same for everyone.
+        # All others move on to the same picture, so that the next change means the same for everyone.
         self._advance()
         assert self._picture is not None
         listener.is_behind = False
-        # A page that comes after the end must not look live for a moment.
+        # A page that is opened after the end must not look live for a moment.
         last = {} if self._ended is None else {"ended": self._ended}
         return [_frame("snapshot", self._picture.whole() | last)]
 
@@ -178,7 +179,10 @@ class EventStream:
         self._picture = None
 
     def _try(self) -> int:
-        """A picture that cannot be made ends all lines; whoever comes again is told that it fails."""
+        """Paint; if that fails, close all connections, and readers that come again are told of it.
+
+        Returns the size of the frame.
+        """
         try:
             return self._advance()
         except Exception:
@@ -190,7 +194,7 @@ class EventStream:
             return 0
 
     def _advance(self) -> int:
-        """Paint anew and tell what changed; returns the size of the frame."""
+        """Paint the content anew and send what changed; return the size of the frame."""
         before, self._picture = self._picture, self._paint()
         changes = self._picture.since(before) if before is not None else {}
         if not changes:
@@ -202,7 +206,7 @@ class EventStream:
 
 
 def _frame(name: str, content: Any) -> bytes:
-    # JSON has no line breaks, so that one line of data is all of it; NaN and Inf are null.
+    # JSON has no line breaks, so that one data line holds all of it; NaN and Inf become null.
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(content) + b"\n\n"
 
 
@@ -212,6 +216,6 @@ async def _write(response: web.StreamResponse, frame: bytes) -> None:
 
 
 def _hang_up(request: web.Request) -> None:
-    """At once: what it has not taken is not waited for."""
+    """Close the connection at once, without waiting for data that the reader has not taken."""
     if request.transport is not None:
         request.transport.abort()

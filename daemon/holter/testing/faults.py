@@ -1,6 +1,6 @@
-"""The faults themselves: processes that stop or end, ranks that get nowhere, collectives left out, storage that hangs, ranks that are late.
+"""Faults for rehearsals: processes that stop or end, stuck ranks, skipped collectives, hanging storage, slow ranks.
 
-Those that change something of the job give an `Injection`, which can be taken back.
+Those that change something of the job return an `Injection`, which can be undone.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 MOST_S = 1_000_000
-"""Longer than any rehearsal, and poll's milliseconds still fit an int."""
+"""Longest duration in seconds: longer than any rehearsal, and its milliseconds still fit poll's int."""
 
 
 def suspend(pid: int | None = None) -> None:
@@ -55,19 +55,19 @@ def _pid(pid: int | None) -> int:
 
 
 def spin(seconds: float = math.inf) -> None:
-    """Loop in Python, for ever or this long: the processor is busy, the interpreter answers."""
+    """Loop in Python, without end or for so many seconds: the processor is busy, the interpreter answers."""
     end_s = clock.monotonic_s() + seconds
     while clock.monotonic_s() < end_s:
         pass
 
 
 def sleep_for_ever() -> None:
-    """Wait for something that nobody will say: no processor time, the interpreter answers."""
+    """Wait for an event that never comes: no processor time is used, the interpreter answers."""
     threading.Event().wait()
 
 
 def wait_for_lock() -> None:
-    """Wait for a lock that this thread holds already: the shortest deadlock there is."""
+    """Wait for a lock that this thread already holds: the shortest deadlock there is."""
     lock = threading.Lock()
     with lock:
         lock.acquire()
@@ -89,7 +89,7 @@ def hold_interpreter_lock(seconds: float, *, is_busy: bool = False) -> None:
 
 def _additions_a_second() -> float:
     number = 200_000
-    # The quickest: in the others the processor may have been somebody else's.
+    # Take the fastest: during the others the processor may have been used by somebody else.
     return number / min(_seconds_of(number) for _ in range(3))
 
 
@@ -100,13 +100,13 @@ def _seconds_of(number: int) -> float:
 
 
 class Injection:
-    """Something of the job that was changed; `undo`, or the end of a `with` block, puts it back."""
+    """A change to the job; `undo`, or the end of a `with` block, takes it back."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self._undo: Callable[[], None] | None = undo
 
     def undo(self) -> None:
-        """Put it back; a second time does nothing. Whoever was stalled by it goes on."""
+        """Take the change back, so that whatever it stalled goes on; a second call does nothing."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -119,7 +119,7 @@ class Injection:
 
 
 def _replaced(owner: object, name: str, value: object, also: Callable[[], None] = lambda: None) -> Injection:
-    """Set an attribute; `also` runs when it is put back. What somebody else has put over it since is left alone."""
+    """Set an attribute; undoing restores it, unless somebody else has replaced it since, and calls `also`."""
     before = getattr(owner, name)
     setattr(owner, name, value)
 
@@ -132,10 +132,10 @@ def _replaced(owner: object, name: str, value: object, also: Callable[[], None] 
 
 
 def skip_collective(operation: str = "all_reduce", after: int = 0, times: int = 1) -> Injection:
-    """Leave out calls of `torch.distributed.<operation>` in this process: `times` of them, when `after` more were made.
+    """Skip calls of `torch.distributed.<operation>` in this process: `times` of them, after `after` more were made.
 
-    The caller gets None, as a call that is done gives. Collectives that DistributedDataParallel calls by itself come from native code
-    and are not reached: skip one of the script's own.
+    The caller gets None, as from a call that is done. Collectives that DistributedDataParallel calls by itself come
+    from native code and cannot be skipped: skip one of the script's own.
     """
     import torch.distributed as dist  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
@@ -152,9 +152,9 @@ def skip_collective(operation: str = "all_reduce", after: int = 0, times: int = 
 
 
 def stall_loader(loader: "DataLoader[Any]", after: int = 0) -> Injection:
-    """This loader gives `after` more batches and then none: who asks for one waits until the injection is undone.
+    """Let the loader yield `after` more batches and then hang, until the injection is undone.
 
-    For a loader without workers: theirs is another process, which nobody could call back.
+    Only for a loader without workers: those are other processes, which nobody could call back.
     """
     if loader.num_workers:
         raise ValueError(f"stall_loader needs a loader without workers, got one with {loader.num_workers}")
@@ -169,14 +169,14 @@ def stall_loader(loader: "DataLoader[Any]", after: int = 0) -> Injection:
 
 
 def stall_save(after: int = 0) -> Injection:
-    """`torch.save` works `after` more times and then hangs while it writes, until the injection is undone."""
+    """Let `torch.save` work `after` more times and then hang while it writes, until the injection is undone."""
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
     call, is_over, calls = torch.save, threading.Event(), itertools.count(1)
 
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         if next(calls) > after and not is_over.is_set():
-            # The write that hangs; when let go, it is done again for real.
+            # This write hangs; once released, the save is done again for real.
             call(obj, _HangingStorage(is_over), *args, **kwargs)
         call(obj, f, *args, **kwargs)
 
@@ -184,25 +184,25 @@ def stall_save(after: int = 0) -> Injection:
 
 
 class _HangingStorage(io.BytesIO):
-    """Takes no byte and gives no error until it is told to."""
+    """A file whose writes hang, without an error, until the event is set."""
 
     def __init__(self, is_over: threading.Event) -> None:
         super().__init__()
         self._is_over = is_over
 
     def write(self, data: Any) -> int:
-        """Waits, then writes."""
+        """Wait for the event, then write."""
         self._is_over.wait()
         return super().write(data)
 
 
 def slow_forward(module: "nn.Module", seconds: float) -> Injection:
-    """Every forward pass of this module takes this much longer."""
+    """Make every forward pass of this module take so many seconds longer."""
     return Injection(module.register_forward_pre_hook(lambda *_: _pause(seconds)).remove)
 
 
 def slow_backward(module: "nn.Module", seconds: float) -> Injection:
-    """Every backward pass through this module takes this much longer; its output must be a tensor."""
+    """Make every backward pass through this module take so many seconds longer; its output must be a tensor."""
 
     def when_called(_: object, __: object, output: Any) -> None:
         if output.requires_grad:
@@ -212,24 +212,27 @@ def slow_backward(module: "nn.Module", seconds: float) -> Injection:
 
 
 def slow_data(loader: "DataLoader[Any]", seconds: float) -> Injection:
-    """Every batch of this loader takes this much longer; with workers it is they who are slow. Holds from the next pass over it."""
+    """Make every batch of this loader take so many seconds longer, from the next pass over it.
+
+    In a loader with workers, the workers are slow.
+    """
     return _replaced(loader, "collate_fn", _Pausing(loader.collate_fn, seconds))
 
 
 def _pause(seconds: float) -> None:
-    """Do nothing, visibly, in this process."""
+    """Wait in this process without using the processor."""
     if seconds < 0:
         raise ValueError(f"seconds must not be negative, got {seconds}")
     threading.Event().wait(seconds)
 
 
 class _Pausing:
-    """Calls after a pause; can be pickled if what it calls can, for workers that are spawned."""
+    """Calls after a pause; it can be pickled if its callable can, for workers that are spawned."""
 
     def __init__(self, call: Any, seconds: float) -> None:
         self.call, self.seconds = call, seconds
 
     def __call__(self, *args: Any) -> Any:
-        """As the call itself, later."""
+        """Pause, then call."""
         _pause(self.seconds)
         return self.call(*args)

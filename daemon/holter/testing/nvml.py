@@ -20,11 +20,11 @@ SOURCE = Path(__file__).with_name("nvml.c")
 SONAME = "libnvidia-ml.so.1"
 CONTROL = "HOLTER_TESTING_NVML"
 LOST = 15
-"""The number of NVML_ERROR_GPU_IS_LOST."""
+"""Error number of NVML_ERROR_GPU_IS_LOST."""
 
 
 class NvmlLibrary:
-    """One such library, and the file that its readings come from."""
+    """A compiled stand-in library, and the file that its readings come from."""
 
     def __init__(self, path: Path, control: Path) -> None:
         self.path = path
@@ -35,7 +35,10 @@ class NvmlLibrary:
 
     @classmethod
     def build(cls, folder: Path, compiler: str = "cc", options: Sequence[str] = ()) -> "NvmlLibrary":
-        """Compile it into this folder, with these options too. Raises OSError or subprocess.CalledProcessError where that cannot be done."""
+        """Compile the library into this folder.
+
+        Raises OSError or subprocess.CalledProcessError if that cannot be done. `options` are added to the compiler's.
+        """
         path = folder / SONAME
         flags = ["-shared", "-fPIC", "-O1", "-pthread", f"-Wl,-soname,{SONAME}", *options]
         subprocess.run([compiler, *flags, "-o", str(path), str(SOURCE)], check=True)  # noqa: S603
@@ -43,32 +46,35 @@ class NvmlLibrary:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process needs to load it instead of the real one."""
+        """Environment variables with which a process loads it instead of the real library."""
         return {"LD_LIBRARY_PATH": str(self.path.parent), CONTROL: str(self.control)}
 
     def load(self) -> None:
-        """Into this process, before nvidia-ml-py looks for the real one: the linker knows it by its name then."""
+        """Load it into this process, before nvidia-ml-py looks for the real one; the linker then finds it by its name."""
         ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)
-        # The library asks the process, not Python.
+        # The library reads the process's environment, not Python's copy.
         os.putenv(CONTROL, str(self.control))
 
     def set(self, device: int | None, **readings: Any) -> None:
-        """Readings of a device, of all calls if None; two underscores stand for the point: `error__nvmlDeviceGetPowerUsage=3`."""
+        """Set readings of a device, or of all calls if None.
+
+        Two underscores stand for the dot: `error__nvmlDeviceGetPowerUsage=3`.
+        """
         for key, value in readings.items():
             self._values["*" if device is None else str(device), key.replace("__", ".")] = value
         self._write()
 
     def event(self, device: int, xid: int) -> None:
-        """The driver reports a fault of this number."""
+        """Let the driver report a fault of this number."""
         self.lines(f"{device} xid {xid}")
 
     def lines(self, *lines: str) -> None:
-        """Lines of the file as they are: `0 mig MIG-bbbb 1 0`."""
+        """Add raw lines to the file: `0 mig MIG-bbbb 1 0`."""
         self._lines += lines
         self._write()
 
     def clear(self) -> None:
-        """No device, no readings, no events."""
+        """Remove all devices, readings and events."""
         self._values, self._lines = {}, []
         self._write()
 

@@ -1,6 +1,7 @@
-"""Faults that nobody sees: numbers that change, updates that are lost, gradients that do not arrive. The job goes on as if nothing were.
+"""Faults that nobody notices while the job goes on: changed numbers, lost updates, gradients that do not arrive.
 
-What is changed at once (a bit, a value, a gradient) stays changed; what is put into the model or the optimizer gives an `Injection`.
+What is changed at once (a bit, a value, a gradient) stays changed; what is put into the model or the optimizer returns
+an `Injection`.
 """
 
 import itertools
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _WORDS = {2: "int16", 4: "int32", 8: "int64"}
-"""Bytes of an element -> whole numbers of that size."""
+"""Name of the integer dtype for each element size in bytes."""
 
 
 def flip_bit(tensor: "torch.Tensor", index: int = 0, bit: int = 12) -> None:
@@ -30,13 +31,16 @@ def flip_bit(tensor: "torch.Tensor", index: int = 0, bit: int = 12) -> None:
         raise ValueError(f"index must be that of one of {tensor.numel()} elements, got {index}")
     dtype = getattr(torch, _WORDS[size])
     words = tensor.detach().view(dtype).view(-1)
-    # The top bit is the sign: as a signed number it is the smallest there is.
+    # The top bit is the sign: as a signed number it is the smallest one.
     mask = 1 << bit if bit < 8 * size - 1 else -(1 << bit)
     words[index] ^= mask
 
 
 def perturb(tensors: "torch.Tensor | Iterable[torch.Tensor]", scale: float = 1e-3, seed: int = 0) -> None:
-    """Add noise, `scale` times the tensor's own root mean square (times 1, if it is all zero). Draws from a generator of its own."""
+    """Add noise of `scale` times each tensor's own root mean square (times 1 if it is all zero).
+
+    Draws from a generator of its own.
+    """
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
     generator = torch.Generator().manual_seed(seed)
@@ -49,7 +53,7 @@ def perturb(tensors: "torch.Tensor | Iterable[torch.Tensor]", scale: float = 1e-
 
 
 def scale_gradients(parameters: "torch.Tensor | Iterable[torch.Tensor]", factor: float) -> None:
-    """Multiply the gradients that are there, as a clip does that others do not do."""
+    """Multiply the existing gradients, like a clip that only this rank does."""
     if not math.isfinite(factor):
         raise ValueError(f"factor must be finite, got {factor}")
     for parameter in _each(parameters):
@@ -58,7 +62,7 @@ def scale_gradients(parameters: "torch.Tensor | Iterable[torch.Tensor]", factor:
 
 
 def round_trip(tensors: "torch.Tensor | Iterable[torch.Tensor]", dtype: "torch.dtype") -> None:
-    """Send values through a narrower dtype and back: the dtype that is seen stays what it was."""
+    """Convert values to a narrower dtype and back; the visible dtype stays the same."""
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
     with torch.no_grad():
@@ -67,7 +71,7 @@ def round_trip(tensors: "torch.Tensor | Iterable[torch.Tensor]", dtype: "torch.d
 
 
 def lose_updates(optimizer: "torch.optim.Optimizer", tensors: "torch.Tensor | Iterable[torch.Tensor]") -> Injection:
-    """After each step of this optimizer these tensors are what they were before it."""
+    """Restore these tensors to their earlier values after each step of this optimizer."""
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
     kept, held = list(_each(tensors)), list[torch.Tensor]()
@@ -90,12 +94,12 @@ def lose_updates(optimizer: "torch.optim.Optimizer", tensors: "torch.Tensor | It
 
 
 def detach_output(module: "nn.Module") -> Injection:
-    """What this module gives carries no gradient back into it; its output must be a tensor."""
+    """Detach this module's output, so that no gradient flows back into it; the output must be a tensor."""
     return Injection(module.register_forward_hook(lambda _, __, output: output.detach()).remove)
 
 
 def spoil_output(module: "nn.Module", value: float = math.nan, times: int = 1) -> Injection:
-    """One element of this module's output is `value`, in its next `times` passes; its output must be a tensor."""
+    """Set one element of this module's output to `value` in its next `times` passes; the output must be a tensor."""
     calls = itertools.count(1)
 
     def spoil(_: object, __: object, output: Any) -> Any:
@@ -109,7 +113,7 @@ def spoil_output(module: "nn.Module", value: float = math.nan, times: int = 1) -
 
 
 def spoil_gradient(module: "nn.Module", value: float = math.inf, times: int = 1) -> Injection:
-    """One element of the gradient that comes back into this module's output is `value`, in `times` passes; the pass forward is sound."""
+    """Set one element of the gradient of this module's output to `value` in `times` passes; the forward pass is sound."""
     calls = itertools.count(1)
 
     def spoil(gradient: Any) -> Any:
@@ -127,7 +131,7 @@ def spoil_gradient(module: "nn.Module", value: float = math.inf, times: int = 1)
 
 
 def leave_autocast(module: "nn.Module", device: str = "cpu") -> Injection:
-    """This module computes in float32, whatever autocast region it is called in."""
+    """Let this module compute in float32, whatever autocast region it is called in."""
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
     call = module.forward

@@ -23,18 +23,18 @@ ALL: dict[str, Callable[[], Dashboard]] = {
     "holter-self": itself.build,
     "holter-fleet": fleet.build,
 }
-"""By their uid, which is also the name of the file."""
+"""Builders of the dashboards by uid, which is also the name of the file."""
 
 _UNKNOWN = {"auto", "auto_count", "auto_min", "footer"}
-"""Keys that the SDK always writes and that Grafana's schema does not allow there."""
+"""Keys that the SDK always writes, but that Grafana's schema does not allow there."""
 _IN_A_MENU = ("placement", "inControlsMenu")
-"""Always written too: it hides the links and the switches of the annotations."""
+"""Another key that the SDK always writes; it would hide the links and the switches of the annotations."""
 
 __all__ = ["ALL", "render"]
 
 
 def render(uid: str) -> str:
-    """One dashboard as Grafana imports it; the same bytes every time."""
+    """Return a dashboard as JSON that Grafana imports; the bytes are the same every time."""
     content = json.loads(json.dumps(ALL[uid](), cls=JSONEncoder))
     return json.dumps(_pruned(content), indent=2, sort_keys=True) + "\n"
 

@@ -1,4 +1,4 @@
-"""A dashboard's frame: variables, marks at incidents and halts, links to the other dashboards; the panels flow into the grid."""
+"""The frame of a dashboard: variables, annotations for incidents and halts, links to the other dashboards, and its panels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ TO_INCIDENTS = PanelLink("Incidents of this run", f"/d/holter-incidents?{_HERE}"
 TO_RANKS = PanelLink("Ranks of this run", f"/d/holter-ranks?{_HERE}")
 TO_SELF = PanelLink("holter itself", f"/d/holter-self?{_HERE}")
 TO_PAGE = PanelLink("The incident's page", "${__value.raw}")
-"""For the label `url` of holter_incident_info: the coordinator's page, opened at the incident."""
+"""Link for the label `url` of holter_incident_info: the coordinator's page, opened at the incident."""
 
 
 @dataclass(frozen=True)
 class DashboardFrame:
-    """What a dashboard is called, and what can be chosen in it."""
+    """Name and description of a dashboard, and which variables it offers."""
 
     uid: str
     title: str
@@ -39,7 +39,7 @@ class DashboardFrame:
 
 
 def board(frame: DashboardFrame, panels: Sequence[Panel]) -> Dashboard:
-    """The whole dashboard; panels flow from left to right, then downwards."""
+    """Build a dashboard; its panels flow from left to right, then downwards."""
     made = dashboard.Dashboard(frame.title).uid(frame.uid).description(frame.text).tags([TAG]).readonly()
     made.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR)
     made.variables(_variables(frame))

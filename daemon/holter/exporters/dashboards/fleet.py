@@ -1,4 +1,4 @@
-"""All runs on one screen, each a row with the way to its own dashboard."""
+"""Dashboard of all runs: a row for each, with a link to its own dashboard."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -27,7 +27,7 @@ _KNOWN = each("run_id", series("build_info", of=RUNS))
 
 
 def build() -> Dashboard:
-    """Fleet of runs."""
+    """Build the dashboard "Fleet of runs"."""
     text = "All runs that Prometheus knows: which go on, which are in trouble, what each costs."
     frame = DashboardFrame("holter-fleet", "holter / Fleet of runs", text, has_ranks=False, has_many_runs=True)
     return board(frame, [*_now(), _table(), *_lately()])

@@ -1,4 +1,4 @@
-"""What went wrong and what was done: incidents open and past, findings, halts, the checkpoint to go back to."""
+"""Dashboard of incidents, open and past, findings, halts, and the checkpoint to go back to."""
 
 from grafana_foundation_sdk.builders import statetimeline, table
 from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -24,7 +24,7 @@ from holter.exporters.dashboards.promql import RUN, each, increase, or_none, ser
 
 
 def build() -> Dashboard:
-    """Incidents and halts."""
+    """Build the dashboard "Incidents and halts"."""
     text = "What went wrong and what was done: incidents open and past, findings, halts, the checkpoint to go back to."
     frame = DashboardFrame("holter-incidents", "holter / Incidents and halts", text, has_ranks=False)
     return board(frame, [open_incidents(6), *_now(), *_past()])
@@ -78,7 +78,7 @@ def _past() -> list[Panel]:
 
 
 def findings(number: int, width: int) -> statetimeline.Panel:
-    """Findings of detectors over time; the overview shows them too."""
+    """Build the panel of detectors' findings over time, which the overview shows, too."""
     text = (
         "Detectors whose finding stands, as it comes and goes. One that is confirmed becomes an incident. Empty: none."
     )
@@ -88,7 +88,7 @@ def findings(number: int, width: int) -> statetimeline.Panel:
 
 
 def open_incidents(number: int, height: int = 6) -> table.Panel:
-    """One row for each open incident, with a link to its page; the overview shows them too."""
+    """Build the table of open incidents, with a link to each one's page; the overview shows it, too."""
     text = (
         "What stands now: cause, who, where, since which step. The link opens the incident's page at the coordinator."
     )

@@ -1,4 +1,4 @@
-"""holter itself: what it costs, what it loses, whether its detectors work, what it cannot see."""
+"""Dashboard of holter itself: its cost, its losses, whether its detectors work, and what it cannot see."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -20,11 +20,11 @@ from holter.exporters.dashboards.promql import END, RUN, each, highest, highest_
 from holter.exporters.dashboards.ranks import sidecar_states
 
 BUDGET = 0.01
-"""HOLTER_OVERHEAD_BUDGET, unless it was set otherwise."""
+"""Default of HOLTER_OVERHEAD_BUDGET, drawn as the limit."""
 
 
 def build() -> Dashboard:
-    """Holter itself."""
+    """Build the dashboard "holter itself"."""
     text = (
         "What holter costs, what it loses, whether its detectors work. A watcher that is blind must not look healthy."
     )

@@ -1,4 +1,4 @@
-"""The numbers of the training: loss, norms, what is not finite, how the exponents are used, how much a step changes."""
+"""Dashboard of the training's numbers: loss, norms, non-finite tensors, use of exponents, size of the updates."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -8,7 +8,7 @@ from holter.exporters.dashboards.promql import END, RANK, each, highest, highest
 
 
 def build() -> Dashboard:
-    """Numerics."""
+    """Build the dashboard "Numerics"."""
     text = (
         "Loss, norms, what is not finite, how the exponents are used, how much a step changes. Modules: the twenty largest, over all ranks; "
         "the rank variable is for what a rank has of its own."

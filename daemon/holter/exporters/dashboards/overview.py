@@ -1,4 +1,4 @@
-"""One run on one screen: does it go on, how fast, does it learn, and what is wrong."""
+"""Dashboard of one run: whether it goes on, how fast, whether it learns, and what is wrong."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -9,7 +9,7 @@ from holter.exporters.dashboards.promql import RANK, ago, each, job, job_speed, 
 
 
 def build() -> Dashboard:
-    """Run overview."""
+    """Build the dashboard "Run overview"."""
     text = "Does the run go on, how fast, does it learn, and what is wrong. Every number is holter's own; nothing is judged here."
     return board(DashboardFrame("holter-overview", "holter / Run overview", text), [*_now(), *_lately()])
 

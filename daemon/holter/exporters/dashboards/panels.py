@@ -1,4 +1,4 @@
-"""The kinds of panels, each in the one style that all dashboards share: a card (what every panel has), queries, and how they are drawn."""
+"""The kinds of panels in the style that all dashboards share: a card (common to all panels), queries, and a way of drawing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 CRITICAL, WARNING, INFO, FINE, PLAIN = "red", "orange", "blue", "green", "text"
 SEVERITIES = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
 LEVELS = {"3": ("critical", CRITICAL), "2": ("warning", WARNING), "1": ("info", INFO)}
-"""The numbers that `promql.severe` gives."""
+"""Name and colour of each number that `promql.severe` returns."""
 
 Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
 _Kind = TypeVar("_Kind", bargauge.Panel, heatmap.Panel, stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
@@ -45,7 +45,7 @@ _Kind = TypeVar("_Kind", bargauge.Panel, heatmap.Panel, stat.Panel, statetimelin
 
 @dataclass(frozen=True)
 class PanelLink:
-    """Where a click leads."""
+    """A link that a click on a panel follows."""
 
     title: str
     url: str
@@ -56,30 +56,31 @@ class Card:
     """What every panel has, whatever its kind."""
 
     id: int
-    """Never given to another panel of the same dashboard: alerts link to it."""
+    """Id within the dashboard. It is never reused for another panel, because alerts link to it."""
     title: str
     text: str
     unit: str
     width: int = 8
-    """Of 24 columns."""
+    """Width in columns of 24."""
     height: int = 8
     limits: tuple[tuple[float, str], ...] = ()
-    """(from this value on, colour). Only where a verdict or a setting of holter's own is the limit: a dashboard judges nothing."""
+    """(value, colour): the colour from this value on. Only verdicts or settings of holter's own serve as limits,
+    because a dashboard judges nothing."""
     base: str = PLAIN
-    """Colour below every limit."""
+    """Colour below all limits."""
     link: PanelLink | None = None
 
 
 @dataclass(frozen=True)
 class Query:
-    """One query, and the name of each of its series."""
+    """One query, with the name of each of its series."""
 
     expr: str
     legend: str = ""
 
 
 def with_card(panel: _Kind, card: Card) -> _Kind:
-    """The panel with the facts of its card."""
+    """Apply a card to a panel and return the panel."""
     panel.id(card.id).title(card.title).description(card.text).unit(card.unit).datasource(SOURCE)
     panel.span(card.width).height(card.height)
     steps = [Threshold(None, card.base), *(Threshold(value, colour) for value, colour in card.limits)]
@@ -90,7 +91,7 @@ def with_card(panel: _Kind, card: Card) -> _Kind:
 
 
 def to_target(number: int, query: Query) -> prometheus.Dataquery:
-    """The query as a target of the panel; the first is A."""
+    """Return a query as a target of the panel; the first one is A."""
     made = prometheus.Dataquery().ref_id(chr(ord("A") + number)).expr(query.expr).datasource(SOURCE)
     return made.legend_format(query.legend or "__auto")
 
@@ -100,10 +101,10 @@ def _link(link: PanelLink) -> dashboard.DashboardLink:
 
 
 AGGREGATES = {"mean": "blue", "min": "light-blue", "max": "purple"}
-"""Colours of what is told over the ranks."""
+"""Colours of the aggregates over ranks."""
 LINEAR, LOG = choices.ScaleDistribution.LINEAR, choices.ScaleDistribution.LOG
 FROM_ZERO = choices.ScaleDistribution.SYMLOG
-"""A logarithmic scale for counts that may be 0."""
+"""A logarithmic scale that allows counts of 0."""
 
 
 def lines(
@@ -113,7 +114,7 @@ def lines(
     is_stacked: bool = False,
     colours: Mapping[str, str] | None = None,
 ) -> timeseries.Panel:
-    """Series over time; stacked ones are shares of 1. `colours` of those whose names are known."""
+    """Draw series over time; stacked ones are shares of 1. `colours` maps known series names to colours."""
     panel = with_card(timeseries.Panel(), card)
     for number, query in enumerate(queries):
         panel.with_target(to_target(number, query).range())
@@ -134,7 +135,7 @@ def lines(
 
 
 def number(card: Card, query: Query, nan: tuple[str, str] | None = None) -> stat.Panel:
-    """One number, now; `nan` is the text and colour shown for NaN."""
+    """Show one current number; `nan` is the text and colour shown for NaN."""
     panel = with_card(stat.Panel(), card).with_target(to_target(0, query).range())
     panel.graph_mode(choices.BigValueGraphMode.AREA).reduce_options(_last())
     panel.color_mode(choices.BigValueColorMode.VALUE).text_mode(choices.BigValueTextMode.VALUE)
@@ -145,14 +146,14 @@ def number(card: Card, query: Query, nan: tuple[str, str] | None = None) -> stat
 
 
 def bars(card: Card, query: Query) -> bargauge.Panel:
-    """One bar a series, now."""
+    """Draw a bar with the current value of each series."""
     panel = with_card(bargauge.Panel(), card).with_target(to_target(0, query).instant())
     panel.orientation(choices.VizOrientation.HORIZONTAL).display_mode(choices.BarGaugeDisplayMode.BASIC)
     return panel.reduce_options(_last()).min(0).value_mode(choices.BarGaugeValueMode.TEXT)
 
 
 def states(card: Card, query: Query, names: Mapping[str, tuple[str, str]]) -> statetimeline.Panel:
-    """One row a series, coloured by what it is at the time; `names`: value -> (text, colour)."""
+    """Draw a row for each series, coloured by its value over time; `names`: value -> (text, colour)."""
     panel = with_card(statetimeline.Panel(), card).with_target(to_target(0, query).range())
     panel.mappings(_mappings(names)).row_height(0.8).merge_values(merge_values=True).fill_opacity(80).line_width(0)
     panel.show_value(choices.VisibilityMode.NEVER).legend(_legend([])).tooltip(_tooltip())
@@ -160,13 +161,13 @@ def states(card: Card, query: Query, names: Mapping[str, tuple[str, str]]) -> st
 
 
 def heat(card: Card, query: Query, *, scheme: str = "Blues", is_histogram: bool = False) -> heatmap.Panel:
-    """One row a series (or a bucket of a histogram), time to the right, the value as colour."""
+    """Draw a row for each series, or each bucket of a histogram, over time, with the value as colour."""
     target = to_target(0, query).range()
     panel = with_card(heatmap.Panel(), card)
     panel.with_target(target.format(PromQueryFormat.HEATMAP) if is_histogram else target)
     panel.calculate(calculate=False).cell_gap(1).show_legend()
     if not is_histogram:
-        # Names that are numbers would be taken for upper bounds.
+        # Otherwise names that are numbers would be taken for upper bounds.
         panel.rows_frame(heatmap.RowsHeatmapOptions().layout(choices.HeatmapCellLayout.UNKNOWN))
     panel.color(
         heatmap.HeatmapColorOptions()
@@ -209,19 +210,20 @@ def _last() -> common.ReduceDataOptions:
 
 @dataclass(frozen=True)
 class Column:
-    """One column."""
+    """One column of a table."""
 
     title: str
     unit: str = ""
     colours: Mapping[str, str] | None = None
-    """Value -> colour of its text."""
+    """Colour of the text for each value."""
     link: PanelLink | None = None
 
 
 def rows(card: Card, queries: tuple[Query, ...], columns: Mapping[str, Column]) -> table.Panel:
-    """A table: queries of one moment, joined by the labels they share.
+    """Build a table from queries of the current moment, joined by the labels they share.
 
-    Columns by field: a label's name, `Value #A` for the first query's value, `Value` if there is one query. Rows are sorted by the first.
+    `columns` are keyed by field: a label's name, `Value #A` for the first query's value, or `Value` if there is only
+    one query. Rows are sorted by the first column.
     """
     panel = with_card(table.Panel(), card).show_header(show_header=True).cell_options(TableAutoCellOptions())
     panel.sort_by([common.TableSortByFieldState().display_name(next(iter(columns.values())).title)])

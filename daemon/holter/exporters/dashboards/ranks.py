@@ -1,4 +1,4 @@
-"""Rank against rank: who comes late, who is slow, who does what, who has stopped; and their devices."""
+"""Dashboard that compares ranks: which are late, slow or stopped, what they do, and their devices."""
 
 from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -47,7 +47,7 @@ PHASES = {
 
 
 def build() -> Dashboard:
-    """Ranks."""
+    """Build the dashboard "Ranks"."""
     text = (
         "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped. Of many ranks a panel shows "
         "the sixteen that are worst at the end of the time shown; the rank variable chooses among which."
@@ -106,7 +106,7 @@ def _doings() -> list[Panel]:
 
 
 def sidecar_states(number: int) -> statetimeline.Panel:
-    """Which sidecars are heard; the dashboard of holter itself shows them too."""
+    """Build the panel of connected sidecars; the dashboard of holter itself shows it, too."""
     text = "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not."
     heard = {"0": ("lost", CRITICAL), "1": ("connected", FINE)}
     return states(Card(number, "Sidecars", text, "none", 12), Query(sidecars(), "rank {{rank}}"), heard)
@@ -139,11 +139,11 @@ def _name(phase: Phase) -> str:
 
 
 REASONS = {"power": WARNING, "thermal": CRITICAL, "hardware": CRITICAL}
-"""Why a clock is held down, the gravest last."""
+"""Reasons for a reduced clock with their colours, mildest first."""
 
 
 def _devices() -> list[Panel]:
-    """The ranks' devices: is a clock held down, and why; and what dcgm-exporter tells of the same devices, matched by their UUID.
+    """Build the panels of the ranks' devices: reduced clocks with reasons, and dcgm-exporter's figures matched by UUID.
 
     holter's own readings come from the sidecars alone. On a machine without devices these panels are empty.
     """
@@ -183,13 +183,16 @@ def _clock(at: str = "") -> str:
 
 
 def _held_down() -> str:
-    """0, or the number of the gravest reason."""
+    """Return the number of the most severe reason for a reduced clock; 0 if there is none."""
     told = [series("device_throttled", f'reason="{reason}"', of=RANK) for reason in REASONS]
     return each("rank", " or ".join(f"{selected} * {level}" for level, selected in enumerate(told, 1)))
 
 
 def _dcgm(field: str, at: str = "") -> str:
-    """Of each rank's device. The ranks are the many: some may share a device, and dcgm-exporter may tell of its parts."""
+    """Return a metric of dcgm-exporter for each rank's device.
+
+    Several ranks may share a device, and dcgm-exporter may report parts of it.
+    """
     device = each("rank, gpu_uuid", series("rank_info", 'gpu_uuid!=""', of=RANK) + at)
     ranks = f'label_replace({device}, "UUID", "$1", "gpu_uuid", "(.+)")'
     return each("rank", f"{ranks} * on (UUID) group_left () {each('UUID', f'DCGM_FI_DEV_{field}{at}')}")
