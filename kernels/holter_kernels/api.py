@@ -1,4 +1,4 @@
-"""The calls for one use: no table kept, the result waited for."""
+"""Calls for a single use: they keep no tables between calls and wait for the result."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _POLL_S = 0.0002
 
 
 def summarize(tensors: Sequence[torch.Tensor], histogram: str = "sampled") -> Table:
-    """Statistics and fingerprint of each tensor; `histogram` is "off", "sampled" or "exact"."""
+    """Return the statistics and fingerprint of each tensor; `histogram` is "off", "sampled" or "exact"."""
     while (reading := Pass(tensors, histogram).start(tensors)) is None:
         time.sleep(_POLL_S)
     while (table := reading.poll()) is None:
@@ -25,9 +25,10 @@ def summarize(tensors: Sequence[torch.Tensor], histogram: str = "sampled") -> Ta
 
 
 def fingerprint(tensor: torch.Tensor, offset: int = 0) -> int:
-    """64 bits that depend on every element, its position, the dtype and the number of elements.
+    """Return 64 bits that depend on every element, its position, the dtype and the number of elements.
 
-    `offset` is the index of the first element in the whole tensor, if this is a shard; a DTensor knows its own. A tensor whose storage was taken away has 0, as an empty one.
+    `offset` is the index of the first element in the whole tensor if this is a shard; a DTensor knows its own. A tensor
+    whose storage was taken away has fingerprint 0, like an empty one.
     """
     if offset < 0:
         raise ValueError(f"offset must not be negative, got {offset}")
@@ -44,10 +45,10 @@ def fingerprint(tensor: torch.Tensor, offset: int = 0) -> int:
 
 
 def merge(fingerprints: Iterable[int]) -> int:
-    """The fingerprint of a tensor from those of its shards, in any order, provided each was taken at its offset."""
+    """Return the fingerprint of a tensor from those of its shards, in any order, if each was taken at its offset."""
     return sum(int(part) for part in fingerprints) & MASK64
 
 
 def backend(device_type: str = "cpu") -> str:
-    """Which implementation reads this kind of device: an instruction set, "reference", "triton", "torch" (its operations), or "none"."""
+    """Return what reads this kind of device: an instruction set, "reference", "triton", "torch" (its operations), or "none"."""
     return cpu.backend() if device_type == "cpu" else devices.implementation(torch.device(device_type))

@@ -1,6 +1,7 @@
-"""The pass over CPU tensors: the native code where it was built, the reference where it was not.
+"""The pass over CPU tensors: native code if it was built, otherwise the reference.
 
-`start` computes at once. The pointer table is kept between starts; tensors that moved are looked up in it, others than before make a new one.
+`start` computes at once. The pointer table is kept between starts: tensors that only moved get new addresses in it,
+other tensors get a new table.
 """
 
 import ctypes
@@ -26,19 +27,19 @@ _settings = {"num_threads": 1, "warned": False}
 
 
 def set_num_threads(num_threads: int) -> None:
-    """How many threads, the calling one among them, a native pass may use; 1 unless told."""
+    """Set how many threads a native pass may use, including the calling one; the default is 1."""
     if num_threads < 1:
         raise ValueError(f"num_threads must be at least 1, got {num_threads}")
     _settings["num_threads"] = num_threads
 
 
 def backend() -> str:
-    """Which implementation reads CPU tensors: the instruction set of the native code, or "reference"."""
+    """Return what reads CPU tensors: the instruction set of the native code, or "reference"."""
     return native.instruction_set() if native else "reference"
 
 
 def warn_if_slow() -> None:
-    """Say once that there is no native code."""
+    """Warn once if there is no native code."""
     if native is None and not _settings["warned"]:
         _settings["warned"] = True
         warnings.warn(
@@ -50,7 +51,7 @@ def warn_if_slow() -> None:
 
 
 class Done:
-    """An answer that was there at once."""
+    """An answer that is available at once."""
 
     __slots__ = ("_answer", "flag")
 
@@ -59,16 +60,16 @@ class Done:
         self.flag: torch.Tensor | None = None
 
     def fetch(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows and histograms."""
+        """Return rows and histograms."""
         return self._answer
 
     def device_s(self) -> float | None:
-        """No device took part."""
+        """Return None, because no device took part."""
         return None
 
 
 class CpuPass:
-    """The rows of some CPU tensors, computed at once."""
+    """Computes the rows of some CPU tensors, at once."""
 
     def __init__(self, *, histogram: str, statistics: bool) -> None:
         warn_if_slow()
@@ -81,7 +82,7 @@ class CpuPass:
         self.left_out = 0
 
     def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> "Done":
-        """Compute now."""
+        """Compute the rows now."""
         sources = placement.look(tensors)
         self.left_out = len(sources.left_out)
         if self._generation != placement.generation:
@@ -129,7 +130,7 @@ def _memory(chunk: np.void, base: int) -> np.ndarray:
 
 
 def fingerprint_memory(fmt: Format, address: int, count: int, offset: int) -> int:
-    """The fingerprint of `count` elements at an address."""
+    """Return the fingerprint of `count` elements at an address."""
     if native is not None:
         return native.fingerprint(address, count, offset, fmt.code, fmt.bits // 8)
     warn_if_slow()

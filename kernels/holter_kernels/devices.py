@@ -1,4 +1,4 @@
-"""The one place that knows device types: which implementation reads a device, its streams and its events.
+"""The one place that knows device types: the implementation that reads each, its streams and its events.
 
 cpu                       native code, or the reference
 cuda (NVIDIA, and AMD under ROCm, which torch calls cuda too)     Triton; torch operations where Triton cannot be had
@@ -19,17 +19,18 @@ from typing import Any
 import torch
 
 NON_BLOCKING = 1
-"""cudaStreamNonBlocking and hipStreamNonBlocking: such a stream does not wait for the default one, nor that for it."""
+"""Value of cudaStreamNonBlocking and hipStreamNonBlocking: such a stream does not wait for the default stream, nor does
+that wait for it."""
 _lock = threading.Lock()
 _side_streams: dict[tuple[torch.device, str], Any] = {}
 _said: set[str] = set()
 _triton_failed: list[str] = []
 warming: set[torch.device] = set()
-"""Devices whose kernels are being compiled, by `warm_up`."""
+"""Devices whose kernels `warm_up` is compiling."""
 
 
 def say_once(sentence: str) -> None:
-    """Warn, the first time only: what cannot be done is said, and not at every step."""
+    """Warn with this sentence, but only once and not at every step."""
     if sentence not in _said:
         _said.add(sentence)
         with contextlib.suppress(Warning):  # made an error by whoever runs this: said all the same
@@ -37,12 +38,12 @@ def say_once(sentence: str) -> None:
 
 
 def module(device: torch.device) -> Any:
-    """`torch.cuda` and its likes: where a device type keeps its streams and events."""
+    """Return the module with a device type's streams and events, such as `torch.cuda`; None if there is none."""
     return getattr(torch, device.type, None)
 
 
 def implementation(device: torch.device) -> str:
-    """Which implementation reads this device: "native", "triton", "torch" or "none"."""
+    """Return what reads this device: "native", "triton", "torch" or "none"."""
     if device.type == "cpu":
         return "native"
     if device.type == "meta":
@@ -61,7 +62,7 @@ def has_triton() -> bool:
 
 
 def give_up_triton(error: BaseException) -> None:
-    """No kernel could be compiled or launched: torch operations from now on, in this process."""
+    """Use torch operations from now on in this process, because no kernel could be compiled or launched."""
     _triton_failed.append(repr(error))
     reason = str(error).strip().splitlines()
     say_once(
@@ -72,7 +73,7 @@ def give_up_triton(error: BaseException) -> None:
 
 @lru_cache(maxsize=1)
 def prepare_triton_cache() -> None:
-    """A cache directory that cannot be written makes Triton fail: it gets a temporary one."""
+    """Give Triton a temporary cache directory if its own cannot be written, because it fails otherwise."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Triton finds it
     wanted = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")  # noqa: PTH118
     try:
@@ -85,20 +86,23 @@ def prepare_triton_cache() -> None:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether work can be queued beside the training's: by streams that a thread can choose. `torch.cpu` has the names and nothing behind them."""
+    """Whether a thread can choose streams to queue work beside the training's.
+
+    `torch.cpu` has the functions but they do nothing.
+    """
     return device.type != "cpu" and all(
         hasattr(module(device), name) for name in ("Stream", "Event", "current_stream", "stream")
     )
 
 
 def obeys_flag(device: torch.device) -> bool:
-    """Whether the fused optimizers' kernels of a device are known to leave a step out where `found_inf` says so: CUDA's are."""
+    """Whether the device's fused optimizers are known to skip a step if `found_inf` says so, as CUDA's do."""
     return device.type == "cuda"
 
 
 @lru_cache(maxsize=16)
 def can_pin(kind: str) -> bool:
-    """Whether host memory can be pinned for devices of this type, so that copies of it make nobody wait."""
+    """Whether host memory can be pinned for devices of this type, so that nobody waits for copies of it."""
     if kind in ("cpu", "meta"):
         return False
     try:
@@ -108,26 +112,26 @@ def can_pin(kind: str) -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream records a graph: nothing may be launched, allocated or waited for then."""
+    """Whether the current stream is capturing a graph; then nothing may be launched, allocated or waited for."""
     if not hasattr(module(device), "is_current_stream_capturing"):
         return False
     return bool(module(device).is_current_stream_capturing())
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Make a device the current one."""
+    """Return a context in which this device is the current one."""
     there = getattr(module(device), "device", None)
     return contextlib.nullcontext() if there is None or device.index is None else there(device)
 
 
 def current_stream(device: torch.device) -> Any:
-    """The stream that the training uses now; None for devices without streams."""
+    """Return the stream that the training uses now; None for devices without streams."""
     there = getattr(module(device), "current_stream", None)
     return None if there is None else there(device)
 
 
 def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
-    """An event of a device, for `record` and `query`."""
+    """Return a new event of a device, with `record` and `query`."""
     there = getattr(module(device), "Event", None) or getattr(getattr(module(device), "event", None), "Event", None)
     if there is None:
         return torch.Event(device, enable_timing=is_timing)
@@ -135,31 +139,34 @@ def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
 
 
 def is_past(event: Any, device: torch.device) -> bool:
-    """Whether an event has passed, as far as may be asked: a query while a graph is captured would spoil the capture."""
+    """Whether an event is known to have passed.
+
+    While a graph is captured the answer is False, because a query would spoil the capture.
+    """
     return not is_capturing(device) and bool(event.query())
 
 
 def recorded(device: torch.device) -> Any:
-    """An event that passes when all that was queued by now is done."""
+    """Return an event that passes when everything queued by now is done."""
     event = new_event(device)
     record(event, current_stream(device))
     return event
 
 
 def wait_for(event: Any, device: torch.device) -> None:
-    """Have the device wait, not this thread; where there is but one queue, it is in order already."""
+    """Let the device, not this thread, wait for the event; a device with only one queue is in order already."""
     stream = current_stream(device)
     if stream is not None:
         stream.wait_event(event)
 
 
 def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Have this thread use a stream; None: the one that it uses already."""
+    """Return a context in which this thread uses a stream; None: the one that it already uses."""
     return contextlib.nullcontext() if stream is None else module(device).stream(stream)
 
 
 def record(event: Any, stream: Any) -> None:
-    """Record an event on a stream, or wherever the device's work goes if it has no streams."""
+    """Record an event on a stream, or on the device's only queue if it has no streams."""
     if stream is None:
         event.record()
     else:
@@ -167,7 +174,7 @@ def record(event: Any, stream: Any) -> None:
 
 
 def say_slow(device: torch.device) -> None:
-    """Say once that a device is read by torch operations."""
+    """Warn once that a device is read by torch operations."""
     if _triton_failed:
         return  # said when it failed
     why = "Triton is not installed" if device.type == "cuda" else f"holter has no kernels for {device.type}"
@@ -175,10 +182,11 @@ def say_slow(device: torch.device) -> None:
 
 
 def side_stream(device: torch.device, purpose: str = "results") -> Any:
-    """A stream of our own on a device, the same at every call; None for devices without streams.
+    """Return holter's own stream on a device, the same at every call; None for devices without streams.
 
-    torch hands out streams from a pool of 32 in turn, and NCCL takes its own from it: a stream of the pool may be one on which a collective
-    hangs. So ours is made by the runtime itself where that can be reached, and does not wait for the default stream either.
+    torch hands out streams from a pool of 32 in turn, and NCCL takes its own from it: a stream of the pool may be one
+    on which a collective hangs. So this one is made by the runtime itself if that can be reached, and it does not wait
+    for the default stream either.
     """
     if not has_streams(device):
         return None
@@ -202,7 +210,7 @@ def _own_stream(device: torch.device) -> Any:
 
 
 def _stream_function() -> Any:
-    """`cudaStreamCreateWithFlags` of the runtime that torch has loaded; None if it cannot be found."""
+    """Return `cudaStreamCreateWithFlags` of the runtime that torch has loaded; None if it cannot be found."""
     if torch.version.hip:
         names = [("libamdhip64.so", "hipStreamCreateWithFlags")]
     else:

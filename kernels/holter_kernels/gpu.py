@@ -23,33 +23,36 @@ from holter_kernels.slots import Ring, Slot, Ticket
 
 JOB_WORDS = 16 * BLOCK
 NUM_THREADS = 256
-"""A tile of 1024 words is one 128-bit load a thread."""
+"""Threads of a program of `read_pass`: a tile of 1024 words is then one 128-bit load for each thread."""
 MAX_REGISTERS = 80
-"""NVIDIA: three programs fit on a multiprocessor; the gates in tests/kernels/test_triton_static.py hold at this bound."""
+"""On NVIDIA: with this limit three programs fit on a multiprocessor; the gates in tests/kernels/test_triton_static.py
+hold at it."""
 WAVES_PER_UNIT = 5
-"""AMD: the same wish, as the number of waves to make room for; 512 registers for 5 waves leave 96 each."""
+"""The same on AMD, as the number of waves to make room for: 512 registers for 5 waves leave 96 for each."""
 UNROLL = 4
 SEGMENT = 1024
-"""Partial rows that one program of `combine_rows` adds up; a tensor of more has several, and the last of them adds those up."""
+"""Number of partial rows that one program of `combine_rows` adds up. A tensor with more has several segments, and the
+last program adds those up."""
 COMBINE_TILE = 64
 COMBINE_THREADS = 128
 _ALIGNMENT = np.uint64(16)
-"""Bytes of the loads of what is read fast."""
+"""Alignment in bytes that the fast loads need."""
 
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
 _IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.int64)
 _DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64).view(np.int64)
 KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
 HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
-# What is read slowly is counted in elements, so its jobs are no longer in elements than the others in words.
+# What is read slowly is counted in elements: a job has as many elements as the others have words.
 GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in KINDS else 1) for fmt in _BY_CODE], np.int64)
 
 
 class Tables:
-    """Which program reads what, as numbers; nothing in them is an address.
+    """Tables that tell each program what to read; they contain no addresses.
 
     jobs       for each program of a launch, its run
-    runs       start in bytes from the base of its row, offset, elements, row, its first program, its first partial row less that, D of its dtype, whether it is read fast
+    runs       start in bytes from the base of its row, offset, elements, row, its first program, its first partial row less that,
+               D of its dtype, whether it is read fast
     segments   for each program of combine_rows: row, first and last partial row, the row's first segment and their number
     """
 
@@ -68,13 +71,14 @@ class Tables:
         ends = [*first_run.tolist(), len(runs)][1:]
         jobs: list[np.ndarray] = []
         self.launches: list[tuple[Format, str, int, int]] = []
-        """Dtype, kernel, and the jobs of it: one a dtype."""
+        """One launch for each dtype: dtype, kernel, and the range of its jobs."""
         start = 0
         for kind, a, b in zip(codes.tolist(), first_run.tolist(), ends, strict=True):
             num_jobs = pieces[order[a:b]]
             first_job[order[a:b]] = np.cumsum(num_jobs) - num_jobs
             mine = np.repeat(np.arange(a, b, dtype=np.int32), num_jobs)
-            # Triton compiles a kernel again for a pointer that is no multiple of 16: each launch's jobs begin at one.
+            # Triton compiles a kernel again for a pointer that is not a multiple of 16 bytes, so each launch's jobs
+            # begin at one.
             jobs += [mine, np.zeros(-len(mine) % 4, np.int32)]
             fast = is_fast[order[a:b]]
             kernel = "element" if kind not in KINDS else "float" if fast.all() else "mixed"
@@ -89,7 +93,7 @@ class Tables:
 
 
 def _split_heads(runs: np.ndarray) -> np.ndarray:
-    """A run that begins in the middle of a block is read slowly up to the end of its first job, and fast from there."""
+    """Split runs that begin in the middle of a block: they are read slowly up to the end of the first job, and fast from there."""
     code, end = runs["code"], runs["offset"] + runs["count"]
     grain = GRAINS[code]
     edge = (runs["offset"] // grain + 1) * grain
@@ -105,7 +109,7 @@ def _split_heads(runs: np.ndarray) -> np.ndarray:
 
 
 def _segments(first: np.ndarray) -> np.ndarray:
-    """Rows of (row, first partial row, last, the row's first segment, how many segments it has); an empty row has one."""
+    """Return rows of (row, first partial row, last, the row's first segment, its number of segments); an empty row has one."""
     length = np.diff(first)
     num = np.maximum(1, -(-length // SEGMENT))
     row = np.repeat(np.arange(len(num)), num)
@@ -116,7 +120,7 @@ def _segments(first: np.ndarray) -> np.ndarray:
 
 
 class DeviceTables:
-    """The same on a device, with the memory that the kernels work in."""
+    """The tables on a device, with the memory that the kernels work in."""
 
     def __init__(self, tables: Tables, device: torch.device, num_rows: int) -> None:
         self.must_align, self.launches = tables.must_align, tables.launches
@@ -133,7 +137,7 @@ _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-    """Arrays on a device, copied on the current stream from pinned memory that goes back once the copies are done."""
+    """Copy arrays to a device on the current stream, from pinned memory that is given back once the copies are done."""
     _uploading[:] = [one for one in _uploading if not devices.is_past(one[0], one[1])]
     found = []
     for array in arrays:
@@ -151,7 +155,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
 
 
 def key_tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """T, and R going on past its end, on a device, once."""
+    """Return T, and R repeated past its end, on a device; they are copied only once."""
     if device not in _keys:
         longest = np.arange(NUM_ROW_KEYS + JOB_WORDS // BLOCK) % NUM_ROW_KEYS
         arrays = PLACES.view(np.int32), ROWS[longest].view(np.int32)
@@ -173,7 +177,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     statistics: bool,
     histogram: str,
 ) -> None:
-    """Fill rows, bins and flag on the device of the tables; nothing here waits."""
+    """Fill rows, bins and flag on the device of the tables, without waiting."""
     from holter_kernels import triton_kernels  # noqa: PLC0415 - needs triton
 
     keys = key_tables(bases.device)
@@ -195,7 +199,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
 
 
 def launch_options(*, is_amd: bool) -> dict[str, int]:
-    """How `read_pass` is compiled where something is read fast."""
+    """Return the options with which `read_pass` is compiled if some jobs are read fast."""
     if is_amd:
         return {"num_warps": NUM_THREADS // 64, "waves_per_eu": WAVES_PER_UNIT}
     return {"num_warps": NUM_THREADS // 32, "maxnreg": MAX_REGISTERS}
@@ -204,7 +208,7 @@ def launch_options(*, is_amd: bool) -> dict[str, int]:
 def kernel_of(
     fmt: Format, kernel: str, *, statistics: bool, histogram: int
 ) -> tuple[str, tuple[Any, ...], dict[str, int]]:
-    """The function that reads a dtype so ("float", "element", "mixed"), its compile-time arguments, and how it is compiled."""
+    """Return the function that reads a dtype in one way ("float", "element", "mixed"), its compile-time arguments and options."""
     options = launch_options(is_amd=torch.version.hip is not None)
     kinds = kernel != "element", kernel != "float", KINDS.get(fmt.code, 0)
     constants = (*kinds, UNROLL, *element_constants(fmt), statistics, histogram if fmt.is_float else 0)
@@ -212,12 +216,12 @@ def kernel_of(
 
 
 def combine_warps(num_warps: int) -> int:
-    """Of `combine_rows`, where `read_pass` has so many."""
+    """Return the number of warps for `combine_rows` if `read_pass` has `num_warps`."""
     return max(1, COMBINE_THREADS * num_warps // NUM_THREADS)
 
 
 def element_constants(fmt: Format) -> tuple[int | bool, ...]:
-    """The compile-time arguments of `read_pass` that describe a dtype."""
+    """Return the compile-time arguments of `read_pass` that describe a dtype."""
     largest = fmt.largest_finite if fmt.is_float else 0
     is_signed = fmt.name.startswith("int")
     return (
@@ -234,7 +238,7 @@ def element_constants(fmt: Format) -> tuple[int | bool, ...]:
 
 
 class DevicePass:
-    """The rows of some tensors of one device."""
+    """Computes the rows of some tensors of one device."""
 
     def __init__(self, device: torch.device, *, histogram: str, statistics: bool) -> None:
         self._device = device
@@ -255,7 +259,7 @@ class DevicePass:
             devices.prepare_triton_cache()
 
     def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
-        """Read these on the current stream; or why not."""
+        """Start reading the tensors on the current stream; return the reason instead if that is not possible now."""
         if devices.is_capturing(self._device):
             return "capturing"
         if self._device in devices.warming:
@@ -288,7 +292,7 @@ class DevicePass:
         return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
     def _read(self, tensors: Sequence[torch.Tensor], placement: Placement, slot: Slot) -> list[int]:
-        """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
+        """Read with Triton's kernels, or with torch operations if those are not available; return which tensors were left out."""
         memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
         mode = {"statistics": self._statistics, "histogram": self._histogram}
         if devices.implementation(self._device) == "triton":
@@ -306,7 +310,10 @@ class DevicePass:
         return run_operations(tensors, self._device, **memory, **mode)
 
     def _prepare(self, placement: Placement) -> DeviceTables:
-        """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
+        """Return the tables.
+
+        They are made anew if the tensors have other sizes, or if one can no longer be read 16 bytes at a time.
+        """
         tables = self._tables
         if (
             tables is None
@@ -319,7 +326,7 @@ class DevicePass:
         return tables
 
     def _aim(self, placement: Placement, slot: Slot) -> torch.Tensor:
-        """The addresses on the device: those of the last time if they are the same."""
+        """Return the addresses on the device; they are copied only if they have changed."""
         bases = placement.bases.view(np.int64)
         if self._bases is None or not np.array_equal(self._bases[0], bases):
             slot.bases_array[:] = bases

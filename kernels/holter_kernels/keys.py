@@ -30,7 +30,7 @@ GROUP_SHIFT = 16
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64: a bijection of 64-bit integers that scatters nearby inputs."""
+    """Apply the finalizer of splitmix64, a bijection of 64-bit integers that scatters nearby inputs."""
     x = np.asarray(x, np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -42,24 +42,24 @@ def _stream(name: int, count: int) -> np.ndarray:
 
 
 PLACES = ((_stream(3, BLOCK) >> np.uint64(33)) | np.uint64(1)).astype(np.uint32)
-"""T, distinct and below 2**31."""
+"""T: distinct odd numbers below 2**31."""
 
 ROWS = ((_stream(5, NUM_ROW_KEYS) >> np.uint64(33)) | np.uint64(1)).astype(np.uint32)
-"""R, distinct and below 2**31."""
+"""R: distinct odd numbers below 2**31."""
 
 
 def group_key(group: np.ndarray) -> np.ndarray:
-    """W: one 64-bit odd number for every 65,536 elements."""
+    """Return W, a 64-bit odd number for every 65,536 elements."""
     return mix64(np.asarray(group, np.uint64) + np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
 
 
 def dtype_key(fmt: Format) -> int:
-    """D, which also counts the elements."""
+    """Return D, an odd number for each dtype, which also makes the number of elements count."""
     return int(mix64(np.array([0xD7E0 + fmt.code], np.uint64))[0]) | 1
 
 
 def keys(index: np.ndarray) -> np.ndarray:
-    """K at positions k."""
+    """Return K at positions k."""
     index = np.asarray(index, np.uint64)
     row = ROWS.astype(np.uint64)[(index >> np.uint64(ROW_SHIFT)) % np.uint64(NUM_ROW_KEYS)]
     place = PLACES.astype(np.uint64)[index % np.uint64(BLOCK)]
@@ -67,7 +67,7 @@ def keys(index: np.ndarray) -> np.ndarray:
 
 
 def spread(bits: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Y: high bits folded down, so that no change of one bit is a high power of two, and moved to its place in the word."""
+    """Return y: high bits are folded down, so that no one-bit change is a high power of two, and moved to their place in the word."""
     width = bits.itemsize
     half = bits.dtype.type(bits.itemsize * 4)
     folded = (bits ^ (bits >> half)).astype(np.uint64)
@@ -77,7 +77,7 @@ def spread(bits: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def fingerprint_bits(fmt: Format, bits: np.ndarray, offset: int = 0) -> int:
-    """H of raw elements, by the definition."""
+    """Return H of raw elements, computed by the definition."""
     total = bits.size * dtype_key(fmt)
     in_word = np.uint64(max(1, 4 // bits.itemsize))
     for start in range(0, bits.size, 1 << 20):

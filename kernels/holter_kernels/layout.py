@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 BLOCK = 1024
-"""Elements that share a key of the fingerprint; also the grain of sampling and of summation."""
+"""Number of elements that share a row key of the fingerprint; also the unit of sampling and of summation."""
 
 SAMPLE_EVERY = 16
-"""The sampled histogram looks at blocks 0, 16, 32, … of a tensor."""
+"""The sampled histogram reads only every so many blocks of a tensor: 0, 16, 32, …"""
 
 NUM_BINS = 256
 
@@ -46,34 +46,34 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The bits of one dtype."""
+    """The bit layout of one dtype."""
 
     code: int
-    """Its number in the native code's switch and in the fingerprint."""
+    """Number of the dtype in the native code's switch and in the fingerprint."""
     name: str
     bits: int
     exponent_bits: int = 0
-    """0: an integer."""
+    """Number of exponent bits; 0 for an integer."""
     mantissa_bits: int = 0
     low_bits: int = 0
-    """How many low mantissa bits `low_mantissa_zero` asks about; 0: the question makes no sense for this dtype."""
+    """Number of low mantissa bits that `low_mantissa_zero` tests; 0 if the test makes no sense for this dtype."""
     has_infinity: bool = True
 
     @property
     def is_float(self) -> bool:
-        """Whether there are NaN, infinities and exponents to count."""
+        """Whether the dtype has NaN and exponents to count."""
         return self.exponent_bits > 0
 
     @property
     def bias(self) -> int:
-        """The exponent field of 1.0."""
+        """Exponent field of 1.0."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def largest_finite(self) -> int:
-        """The magnitude above which nothing is finite."""
+        """Magnitude bits above which nothing is finite."""
         all_ones = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
-        # e4m3fn gave its infinities away: only the very last magnitude is not a number.
+        # e4m3fn has no infinities: only the very last magnitude is not a number.
         return all_ones - 1 if self.has_infinity else (1 << (self.bits - 1)) - 2
 
 
@@ -109,14 +109,14 @@ BITS_DTYPE = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of a CPU tensor in logical order, as unsigned integers of their width."""
+    """Return the elements of a CPU tensor in logical order, as unsigned integers of their width."""
     fmt = FORMATS[tensor.dtype]
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(BITS_DTYPE[fmt.bits]).numpy().view(f"u{fmt.bits // 8}")
 
 
 def blank(rows: np.ndarray, bits_only: list[int]) -> np.ndarray:
-    """Statistics of bits that were read as integers mean nothing: only numel and fingerprint stay."""
+    """Blank the statistics of tensors that were read as integers of unknown meaning; only numel and fingerprint stay."""
     if bits_only:
         for name in set(ROW.names or ()) - {"numel", "fingerprint"}:
             rows[name][bits_only] = np.nan if ROW[name].kind == "f" else 0

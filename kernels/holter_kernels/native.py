@@ -1,4 +1,4 @@
-"""The C extension, with its keys set; importing this fails where the extension was not built."""
+"""The C extension with its keys set. Importing this module fails if the extension was not built."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ available = _native.available
 select = _native.select
 instruction_set = _native.selected
 fingerprint = _native.fingerprint
-"""Of elements at an address: address, count, offset, code and bytes of the dtype."""
+"""Fingerprint of elements at an address; arguments: address, count, offset, code and bytes of the dtype."""
 
 
 def run(  # noqa: PLR0913 - the memory is the caller's
@@ -29,13 +29,13 @@ def run(  # noqa: PLR0913 - the memory is the caller's
     sampled: bool,
     num_threads: int,
 ) -> None:
-    """Fill rows and bins from a plan, without the interpreter lock; `partials` is memory for a row of each chunk."""
+    """Fill rows and bins from a plan without holding the interpreter lock; `partials` has room for a row of each chunk."""
     mode = _STATISTICS * statistics | _SAMPLED * sampled
     _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, rows, plan.bases, bins, mode, num_threads)
 
 
 def read(plan: Plan, num_threads: int) -> None:
-    """Read all the memory of a plan and do nothing with it: the bound that benchmarks compare with."""
+    """Read all the memory of a plan and do nothing with it, as the bound that benchmarks compare with."""
     rows = len(plan.first_chunk) - 1
     partials = np.empty(len(plan.chunks), ROW)
     _native.run(

@@ -26,15 +26,15 @@ Answer = tuple[np.ndarray, np.ndarray | None]
 
 
 class Claim(Protocol):
-    """What one device gives for one start."""
+    """The answer of one device to one start, once it is available."""
 
     flag: torch.Tensor | None
 
     def fetch(self) -> Answer | None:
-        """Rows and histograms; None while they are under way."""
+        """Return rows and histograms; None while the device still works."""
 
     def device_s(self) -> float | None:
-        """Seconds of the device, once fetched."""
+        """Return the seconds that the device spent, once fetched; None if not known."""
 
 
 class Part(Protocol):
@@ -43,11 +43,14 @@ class Part(Protocol):
     left_out: int
 
     def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> "Claim | str":
-        """Read these; or the reason why not. `placement` is this part's own, and knows how they lie."""
+        """Read these tensors, or return the reason why not.
+
+        `placement` is this part's own and knows how the tensors lie.
+        """
 
 
 class Reading:
-    """The answer of one `Pass.start`; it stays its own, however many starts come after it."""
+    """The answer of one `Pass.start`; later starts do not change it."""
 
     __slots__ = ("__weakref__", "_claims", "_is_whole", "_left_out", "_num_rows", "_table", "flag")
 
@@ -56,10 +59,12 @@ class Reading:
         self._table: Table | None = None
         self._is_whole = len(claims) == 1 and claims[0][0] is None
         self.flag = claims[0][1].flag if len(claims) == 1 else None
-        """On a device: float32, of shape (), as fused optimizers want found_inf: 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
+        """On a device: a float32 of shape (), in the form in which fused optimizers want found_inf, written in stream
+        order: 1.0 if anything read was not finite. It belongs to the slot, so the eighth start after this one
+        overwrites it. None on the CPU."""
 
     def poll(self) -> Table | None:
-        """The table, the same at every call; None while the device has not answered. Never waits."""
+        """Return the table, the same at every call; None while the device has not answered. Never waits."""
         if self._table is None and self._is_whole:
             if (answer := self._claims[0][1].fetch()) is not None:
                 self._table = Table(*answer, left_out=self._left_out)
@@ -71,14 +76,14 @@ class Reading:
         return self._table
 
     def wait(self, seconds: float) -> Table | None:
-        """The table, waited for at most this long by asking again and again: no call that synchronises."""
+        """Return the table, waiting at most so many seconds by polling, without any call that synchronises the device."""
         deadline = time.monotonic() + seconds
         while (table := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return table
 
     def device_s(self) -> float | None:
-        """Seconds that devices spent on it, once the table is there; None on the CPU."""
+        """Return the seconds that devices spent on it, once the table is there; None on the CPU."""
         if self._is_whole:
             return self._claims[0][1].device_s() if self._table is not None else None
         spent = [claim.device_s() for _, claim in self._claims]
@@ -97,12 +102,14 @@ class Reading:
 
 
 class Pass:
-    """Cached tables over a list of tensors of any dtypes and devices.
+    """Reads the statistics of a list of tensors of any dtypes and devices, with tables cached between starts.
 
-    It holds no tensor: a gradient that was dropped is not kept alive. Tensors that are not contiguous are copied at each start, and the copies dropped. A tensor that
-    cannot be read (meta, sparse, a wrapper without memory) has the row of an empty one and is counted in `Table.left_out`.
+    It holds no tensor: a gradient that was dropped is not kept alive. Tensors that are not contiguous are copied at
+    each start, and the copies dropped. A tensor that cannot be read (meta, sparse, a wrapper without memory) has the
+    row of an empty one and is counted in `Table.left_out`.
 
-    `statistics=False` computes fingerprints alone. ValueError at construction for an unknown histogram; `start` raises nothing for what a tensor is.
+    `statistics=False` computes fingerprints alone. The constructor raises ValueError for an unknown histogram; `start`
+    never raises because of a tensor's kind.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], histogram: str = "sampled", *, statistics: bool = True) -> None:
@@ -110,13 +117,17 @@ class Pass:
             raise ValueError(f"histogram must be one of {', '.join(HISTOGRAMS)}, got {histogram!r}")
         self._mode = {"histogram": histogram, "statistics": statistics}
         self.declined: Counter[str] = Counter()
-        """Why `start` gave no reading, how many times: "capturing", "under way", "warming up", "out of memory"."""
+        """How many times `start` gave no reading, by reason: "capturing", "under way", "warming up", "out of
+        memory"."""
         self._parts: list[tuple[list[int] | None, Part, Placement]] = []
         self._devices: list[torch.device] | torch.device | None = None
         self._divide(tensors)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Reading | None:
-        """Read these tensors; on the CPU this is the whole computation, on a device it returns at once. None: declined, see `declined`."""
+        """Read these tensors; on the CPU this computes everything, on a device it returns at once.
+
+        None if it declined; `declined` counts the reasons.
+        """
         if not (len(self._parts) == 1 and self._parts[0][2].is_as_before(tensors)):
             self._divide(tensors)
         claims: list[tuple[list[int] | None, Claim]] = []
@@ -135,7 +146,7 @@ class Pass:
         return Reading(claims, len(tensors), num_left_out)
 
     def _divide(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make parts for the devices of these tensors, unless they are those of the last time."""
+        """Make a part for each device of these tensors, unless the devices are the same as last time."""
         first = tensors[0].device if tensors else _CPU
         found: list[torch.device] | torch.device = first
         if not all(tensor.device == first for tensor in tensors):

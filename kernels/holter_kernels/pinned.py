@@ -1,7 +1,7 @@
-"""Host memory that a device copies to and from without anybody waiting, in a few slabs for the whole process.
+"""Host memory for asynchronous copies to and from devices, in a few slabs for the whole process.
 
-torch rounds every pinned allocation up to a power of two and keeps it for good. Passes need many small pieces, so they are cut from slabs that are powers of
-two themselves; nothing is allocated once the passes of a step exist.
+torch rounds every pinned allocation up to a power of two and keeps it for good. Passes need many small pieces, so they
+are cut from slabs that are powers of two themselves; nothing is allocated once the passes of a step exist.
 """
 
 import threading
@@ -11,7 +11,7 @@ import torch
 
 SLAB_BYTES = 1 << 20
 LIMIT_BYTES = 64 << 20
-"""Of all slabs together: as much as a model of 100,000 tensors wants for one reading in flight and more."""
+"""Largest size of all slabs together: more than a model of 100,000 tensors needs for one reading in flight."""
 _ALIGNMENT = 64
 
 
@@ -38,7 +38,10 @@ class _Slab:
 
 
 class PinnedPiece:
-    """Some pinned bytes; they go back when nobody holds the piece, so whoever a device still writes for must hold it."""
+    """Some pinned bytes, given back when nobody holds the piece any more.
+
+    Code for which a device still writes to it must hold it.
+    """
 
     __slots__ = ("__weakref__", "memory")
 
@@ -47,21 +50,21 @@ class PinnedPiece:
 
 
 class PinnedMemory:
-    """Slabs, and what is free in them."""
+    """The slabs, and their free space."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._slabs: list[_Slab] = []
-        # Pieces are given back by whichever thread drops the last reference, perhaps in the middle of take().
+        # A piece may be given back by any thread that drops the last reference, even in the middle of take().
         self._lock = threading.RLock()
 
     @property
     def num_bytes(self) -> int:
-        """What was taken from the system so far."""
+        """Bytes taken from the system so far."""
         return sum(slab.memory.numel() for slab in self._slabs)
 
     def take(self, num_bytes: int, *, is_pinned: bool = True) -> PinnedPiece | None:
-        """A piece of at least this many bytes; None beyond the limit."""
+        """Return a piece of at least this many bytes; None if that would exceed the limit."""
         num_bytes = max(_ALIGNMENT, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
         with self._lock:
             for slab in self._slabs:

@@ -1,6 +1,7 @@
-"""Whether the tensors of a list are laid out as those of the last time, in one native call.
+"""Find out in one native call whether a list of tensors is laid out as the previous list was.
 
-Gradients are new objects at every step, most often somewhere else, always of the same sizes: all that a pass needs then are their addresses.
+Gradients are new objects at every step, usually at other addresses, but always of the same sizes: a pass then only
+needs their addresses.
 """
 
 from collections.abc import Sequence
@@ -18,49 +19,54 @@ except ImportError:
 
 _FUNCTIONS = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 _SAME, _MOVED, _OTHERS, _NOT_PLAIN = range(4)
-# DLPack does not tell a lazily negated view from its memory, nor a view of a storage that was freed from one at a low address.
+# DLPack does not distinguish a lazily negated view from its memory, nor a view of a freed storage from one at a low
+# address.
 _is_neg, _offset = torch.Tensor.is_neg, torch.Tensor.storage_offset
 
 
 class Placement:
-    """The last list that was looked at."""
+    """Remembers the layout of the last list, and compares the next one with it."""
 
     def __init__(self) -> None:
         self._layouts = np.zeros((0, 2), np.uint64)
         self._seen = b""
-        """The same, of a list that was seen; nothing if the last one was not."""
+        """Layouts of the last list if it was a `SeenTensors`; otherwise empty."""
         self._is_valid = self._is_plain = self._is_as_before = False
         self._specs: list[object] = []
         self.sources = Sources()
-        """What was found when somebody last looked tensor by tensor; its runs still hold."""
+        """The result of the last look tensor by tensor; its runs still hold."""
         self.bases = np.zeros(0, np.uint64)
-        """The address of each tensor's first element."""
+        """Address of each tensor's first element."""
         self.generation = 0
-        """Another number when the runs may be others."""
+        """Changes whenever the runs may have changed."""
 
     def is_as_before(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these have the sizes, dtypes and devices of the last ones, one by one; their addresses are `bases` then."""
+        """Whether these tensors have the sizes, dtypes and devices of the last ones, one by one; `bases` then holds their addresses."""
         found = self._compare(tensors)
         self._is_plain = found is not None
         self._is_as_before = self._is_valid and found in (_SAME, _MOVED)
         return self._is_as_before
 
     def look(self, tensors: Sequence[torch.Tensor]) -> Sources:
-        """How these are laid out: as before, if `is_as_before` has just said so; else tensor by tensor, with copies of what cannot be read in place."""
+        """Return how these tensors are laid out.
+
+        If `is_as_before` has just said so, this is the previous result; otherwise each tensor is examined, and what
+        cannot be read in place is copied.
+        """
         if self._is_as_before:
             return self.sources
         sources = look(tensors)
         if sources.signature != self.sources.signature or not self.generation:
             self.generation += 1
         self.bases = np.array(sources.bases, np.uint64)
-        # A list with a tensor that lost its memory, or that could not be read, is looked at again each time.
+        # A list with a tensor that lost its memory, or that could not be read, is examined again each time.
         self._is_valid = self._is_plain and not sources.kept and not sources.left_out
         kept, sources.kept = sources.kept, []
         self.sources = sources
         return sources if not kept else _with(sources, kept)
 
     def _compare(self, tensors: Sequence[torch.Tensor]) -> int | None:
-        """What the native code says: as before, moved, others; None if it cannot say."""
+        """Return the native code's answer (same, moved or others); None if it cannot tell."""
         if type(tensors) is SeenTensors:
             return self._compare_seen(tensors)
         if _native_look is None or _FUNCTIONS is None:
@@ -84,12 +90,13 @@ class Placement:
             self._is_valid, self._specs = False, []
         if found == _NOT_PLAIN or any(map(_is_neg, as_list)):
             return None
-        # Memory that is where it was is not lost: a view of a storage that was freed lies as far from 0 as it lay from its storage's beginning.
+        # Memory at its old address is not lost: a view of a freed storage has an address as low as its offset within
+        # the storage.
         is_where_it_was = found == _SAME and self._is_valid
         return None if not is_where_it_was and _has_lost_memory(as_list) else found
 
     def _compare_seen(self, tensors: SeenTensors) -> int:
-        """All that is asked of others is known of these."""
+        """Compare a `SeenTensors`, of which everything is known already."""
         self.bases = np.frombuffer(tensors.addresses, np.uint64)
         if tensors.layouts == self._seen:
             return _MOVED
@@ -99,7 +106,10 @@ class Placement:
 
 
 def _local_parts(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[object]] | None:
-    """What lies here of DTensors among these, and how each is placed; None if one is something else, or its part still on its way."""
+    """Return the local parts of any DTensors among these, with their placements.
+
+    None if one is of another kind, or its part is still on its way.
+    """
     parts, specs = [], []
     for tensor in tensors:
         part = tensor if type(tensor) in PLAIN_TYPES else getattr(tensor, "_local_tensor", None)
@@ -111,14 +121,14 @@ def _local_parts(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[
 
 
 def _with(sources: Sources, kept: list[torch.Tensor]) -> Sources:
-    """The same, and the copies, which only the caller holds."""
+    """Return the same sources with the copies, which only the caller holds."""
     return Sources(
         sources.signature, sources.bases, sources.runs, sources.codes, kept, sources.left_out, sources.bits_only
     )
 
 
 def _has_lost_memory(tensors: list[torch.Tensor]) -> bool:
-    """Whether a view reaches beyond its storage, as those of FSDP's flat parameters do while they are sharded."""
+    """Whether a view reaches beyond its storage, as views of FSDP's flat parameters do while they are sharded."""
     offsets = list(map(_offset, tensors))
     return any(offsets) and any(
         (offset + tensor.numel()) * tensor.element_size() > tensor.untyped_storage().nbytes()

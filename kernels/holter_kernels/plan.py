@@ -21,19 +21,20 @@ CHUNK = np.dtype(
 )
 GROUP = 1 << GROUP_SHIFT
 JOB_BYTES = np.uint64(1 << 18)
-# A chunk costs some hundred bytes' worth of time however small it is.
+# Fixed cost of a chunk, in bytes that could be read in the same time.
 CHUNK_COST = np.uint64(512)
 
 
 class Plan:
-    """Chunks and jobs of a list of tensors; a row whose tensor has no memory has no chunks."""
+    """Chunks and jobs of a list of tensors. A row whose tensor has no memory has no chunks."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] = (), sources: Sources | None = None) -> None:
         sources = look(tensors) if sources is None else sources
         self.chunks = cut(sources.table())
-        """Their addresses are counted from the base of their row."""
+        """The chunks; their addresses are relative to the base of their row."""
         self.bases = np.array(sources.bases, np.uint64)
-        """Where the first element of each row lies now; tensors made anew have other bases, and the rest stays."""
+        """Current address of the first element of each row. Tensors that are made anew have other bases; the rest
+        stays."""
         self.first_chunk = np.searchsorted(self.chunks["row"], np.arange(len(sources.bases) + 1)).astype(np.uint64)
         cost = np.cumsum(self.chunks["count"] * WIDTHS.astype(np.uint64)[self.chunks["code"]] + CHUNK_COST) // JOB_BYTES
         starts = np.flatnonzero(np.diff(cost, prepend=np.uint64(2**63)))
@@ -41,7 +42,7 @@ class Plan:
 
 
 def cut(runs: np.ndarray) -> np.ndarray:
-    """Chunks of runs, their addresses counted from the base of their row."""
+    """Cut runs into chunks; their addresses are relative to the base of their row."""
     row, start, count, offset, code = (runs[name] for name in ("row", "start", "count", "offset", "code"))
     first_group = offset // GROUP
     pieces = (offset + count - 1) // GROUP - first_group + 1

@@ -31,9 +31,10 @@ COUNTS = ("numel", "zeros", "subnormals", "nans", "pos_infs", "neg_infs", "low_m
 
 
 def error_bound(fmt: Format, numel: int) -> float:
-    """How far a sum may be from the exact one, as a share of the sum of magnitudes; derived in kernels/README.md.
+    """Return how far a sum may be from the exact one, as a share of the sum of magnitudes; derived in kernels/README.md.
 
-    Formats of at most 32 bits are added in float32 within a block of 1024, in float64 beyond; the others in float64 throughout.
+    Formats of at most 32 bits are added in float32 within a block of 1024 and in float64 beyond; the others in float64
+    throughout.
     """
     if fmt.bits in (16, 32) and fmt.is_float:
         return 260 * 2.0**-24
@@ -41,7 +42,7 @@ def error_bound(fmt: Format, numel: int) -> float:
 
 
 def values(fmt: Format, bits: np.ndarray) -> np.ndarray:
-    """The elements as float64 (int64 rounds)."""
+    """Return the elements as float64; int64 is rounded."""
     match fmt.name:
         case "bfloat16":
             bits, name = bits.astype(np.uint32) << np.uint32(16), "float32"
@@ -57,7 +58,7 @@ def values(fmt: Format, bits: np.ndarray) -> np.ndarray:
 
 
 def bins(fmt: Format, bits: np.ndarray) -> np.ndarray:
-    """The histogram bin of each element of a floating format."""
+    """Return the histogram bin of each element of a floating format."""
     magnitude = bits.astype(np.uint64) & np.uint64((1 << (fmt.bits - 1)) - 1)
     field = (magnitude >> np.uint64(fmt.mantissa_bits)).astype(np.int64)
     shifted = np.clip(field - fmt.bias + _FLOAT32_BIAS, 1, NUM_BINS - 2)
@@ -67,7 +68,7 @@ def bins(fmt: Format, bits: np.ndarray) -> np.ndarray:
 
 
 def _classify(row: np.ndarray, fmt: Format, bits: np.ndarray) -> np.ndarray:
-    """Fill in the counts of a floating format; returns which elements are finite."""
+    """Fill in the counts of a floating format; return which elements are finite."""
     sign = (bits >> np.asarray(fmt.bits - 1, bits.dtype)) != 0
     magnitude = bits.astype(np.uint64) & np.uint64((1 << (fmt.bits - 1)) - 1)
     finite = magnitude <= np.uint64(fmt.largest_finite)
@@ -83,7 +84,7 @@ def _classify(row: np.ndarray, fmt: Format, bits: np.ndarray) -> np.ndarray:
 
 
 def statistics(fmt: Format, bits: np.ndarray, offset: int, histogram: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """One row of `ROW`, and the 256 bins unless `histogram` is "off"."""
+    """Return one row of `ROW`, and the 256 bins unless `histogram` is "off"."""
     row = np.zeros((), ROW)
     row["numel"] = bits.size
     row["fingerprint"] = fingerprint_bits(fmt, bits, offset)
@@ -112,7 +113,7 @@ def statistics(fmt: Format, bits: np.ndarray, offset: int, histogram: str) -> tu
 
 
 def combine(parts: Sequence[tuple[Format, np.ndarray, int]], histogram: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """The row and histogram of a tensor that lies in pieces of (format, bits, offset)."""
+    """Return the row and histogram of a tensor that lies in pieces of (format, bits, offset)."""
     if len(parts) == 1:
         return statistics(*parts[0], histogram)
     rows = np.array([np.zeros((), ROW)] * len(parts), ROW)
@@ -131,5 +132,5 @@ def combine(parts: Sequence[tuple[Format, np.ndarray, int]], histogram: str) -> 
 def summarize_one(
     tensor: torch.Tensor, offset: int = 0, histogram: str = "sampled"
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The row and histogram of one CPU tensor."""
+    """Return the row and histogram of one CPU tensor."""
     return statistics(FORMATS[tensor.dtype], bits_of(tensor), offset, histogram)

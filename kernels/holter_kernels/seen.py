@@ -1,4 +1,4 @@
-"""Dense tensors in host memory, or the gradients of parameters, of which native code has told in one call where they lie and how often each was written to.
+"""Look at many dense CPU tensors, or parameters' gradients, in one native call: addresses, layouts and version counters.
 
     see(parameters, gradients=True)   148 gradients: 10 us; asking torch in Python for .grad, type, layout, data_ptr, _version of each: 100 us
 
@@ -43,25 +43,25 @@ SYMBOLS = (
         )
     ),
 )
-"""In the order in which `csrc/seen.c` has them."""
+"""Torch's functions, in the order in which `csrc/seen.c` has them."""
 _HOST_KINDS = {torch.float32: 0x0101_2002, torch.float64: 0x0101_4002, torch.float16: 0x0101_1002, torch.bfloat16: 0x0101_1004}  # fmt: skip
 _gradient = operator.attrgetter("grad")
 
 
 class SeenTensors(Sequence[torch.Tensor]):
-    """A list of tensors, and what was seen of them; objects of Python are made for gradients only if somebody asks for one."""
+    """A list of tensors with what was seen of them. Python objects of gradients are made only if somebody asks for one."""
 
     __slots__ = ("_make", "_tensors", "addresses", "layouts", "versions")
 
     def __init__(self, found: tuple[bytes, bytes, bytes], make: Callable[[], list[Any]]) -> None:
         self.addresses, self.versions, self.layouts = found
-        """A word each, in bytes: equal if and only if nothing has changed."""
+        """One 8-byte word for each tensor: these bytes are equal if and only if nothing has changed."""
         self._make = make
         self._tensors: list[Any] | None = None
 
     @property
     def tensors(self) -> list[Any]:
-        """As a list."""
+        """The tensors as a list."""
         if self._tensors is None:
             self._tensors = self._make()
         return self._tensors
@@ -81,7 +81,7 @@ class SeenTensors(Sequence[torch.Tensor]):
 
 
 def see(tensors: list[Any], *, gradients: bool = False) -> SeenTensors | None:
-    """These, or the gradients of these; None: they are not all of the kind that is seen."""
+    """Look at these tensors, or at their gradients; None if not all are of the kind that native code can look at."""
     if not is_sound() or not tensors:
         return None
     found = _native.see(tensors, PLAIN_TYPES, gradients)
@@ -92,7 +92,7 @@ def see(tensors: list[Any], *, gradients: bool = False) -> SeenTensors | None:
 
 @lru_cache(maxsize=1)
 def is_sound(symbols: tuple[tuple[str, str], ...] = SYMBOLS) -> bool:
-    """Whether torch's functions are there and say what Python says, of tensors of every kind."""
+    """Whether torch's functions exist and agree with Python on tensors of every kind."""
     if _native is None:
         return False
     try:
@@ -128,7 +128,7 @@ def _is_right() -> bool:
 
 
 def see_unchecked(tensors: list[Any], *, gradients: bool = False) -> Any:
-    """What the native code says."""
+    """Return the native code's answer without checking that it is sound."""
     return _native.see(tensors, PLAIN_TYPES, gradients)
 
 

@@ -21,17 +21,18 @@ from holter_kernels.layout import NUM_BINS, ROW, blank
 from holter_kernels.pinned import PINNED, PinnedPiece
 
 NUM_SLOTS = 8
-"""How many readings of one pass may be under way: a device may lag that many steps behind."""
+"""Number of readings of one pass that may be under way: a device may lag that many steps behind."""
 MAX_SLOT_BYTES = 8 << 20
-"""Of all slots of a pass together, beyond one; histograms of thousands of tensors get fewer."""
+"""Largest size of all slots of a pass together; histograms of thousands of tensors get fewer slots, but at least
+two."""
 ROW_BYTES = ROW.itemsize
 
 _retired: list[tuple[Any, torch.device, Any]] = []
-"""Memory of slots that were dropped under way, and the events after which nothing writes to it."""
+"""Memory of slots that were dropped while under way, with the events after which nothing writes to it."""
 
 
 class Slot:
-    """Memory for the results of one launch, on the device and on the host, and the events of it."""
+    """Memory for the results of one launch, on the device and on the host, with its events."""
 
     def __init__(
         self, device: torch.device, on_device: list[torch.Tensor], on_host: list[torch.Tensor], piece: PinnedPiece
@@ -48,7 +49,7 @@ class Slot:
         self._ticket: weakref.ref[Ticket] | None = None
 
     def __del__(self) -> None:
-        """The device may still write to it: then its memory is kept until it has."""
+        """Keep the memory if the device may still write to it, until it no longer does."""
         if getattr(self, "_is_under_way", False) and _retired is not None:
             _retired.append((self.copied, self._device, (self._piece, self.rows, self.bins)))
 
@@ -57,7 +58,7 @@ class Slot:
         return devices.is_past(self.copied, self._device)
 
     def is_free(self) -> bool:
-        """Whether the device has finished with it; an answer that nobody has fetched moves into its ticket."""
+        """Whether the device has finished with the slot; an answer that nobody has fetched is moved to its ticket."""
         if not self._is_under_way:
             return True
         if not self.is_answered():
@@ -69,7 +70,7 @@ class Slot:
         return True
 
     def claim(self, **answer: Any) -> "Ticket":
-        """From now until `copied` has passed this slot belongs to the ticket; to be called once `copied` is recorded."""
+        """Give the slot to a new ticket until `copied` has passed; call this once `copied` is recorded."""
         ticket = Ticket(self, **answer)
         self._ticket, self._is_under_way = weakref.ref(ticket), True
         return ticket
@@ -88,7 +89,7 @@ class Ticket:
         self.flag: torch.Tensor | None = slot.flag if statistics else None
 
     def fetch(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Rows and histograms; None while they are under way. Never waits."""
+        """Return rows and histograms; None while they are under way. Never waits."""
         slot = self._slot
         if slot is not None and slot.is_answered():
             rows = widen(slot.rows_array.copy()) if self._is_narrow else slot.rows_array.copy()
@@ -99,7 +100,7 @@ class Ticket:
         return self._answer
 
     def device_s(self) -> float | None:
-        """Seconds that the device spent on it; None until it is fetched."""
+        """Return the seconds that the device spent; None until the answer is fetched."""
         return self._device_s
 
 
@@ -111,7 +112,7 @@ def _elapsed_s(slot: Slot) -> float | None:
 
 
 def widen(rows: np.ndarray) -> np.ndarray:
-    """Rows of a device without float64: its float32 numbers lie in the low half of each field."""
+    """Convert rows of a device without float64, whose float32 numbers lie in the low half of each field."""
     for name in ROW.names or ():
         if ROW[name].kind == "f":
             rows[name] = rows[name].copy().view(np.uint64).astype(np.uint32).view(np.float32)
@@ -119,7 +120,7 @@ def widen(rows: np.ndarray) -> np.ndarray:
 
 
 def finish(rows: np.ndarray, *, statistics: bool, bits_only: list[int]) -> np.ndarray:
-    """Rows as the kernels leave them, with what was not seen made NaN."""
+    """Return rows as the kernels left them, with NaN for what has no value."""
     if not statistics:
         for name in ("min", "max", "absmax", "absmin_nonzero"):
             rows[name] = 0
@@ -132,7 +133,7 @@ def finish(rows: np.ndarray, *, statistics: bool, bits_only: list[int]) -> np.nd
 
 
 class Ring:
-    """The slots of a pass, all made at its first start: four tensors on the device, one piece of pinned memory."""
+    """The slots of a pass, all made at its first start: four tensors on the device and one piece of pinned memory."""
 
     def __init__(self, device: torch.device, num_rows: int, *, has_bins: bool) -> None:
         shapes = [(num_rows, ROW_BYTES // 8), (num_rows * has_bins, NUM_BINS), (num_rows,)]
@@ -159,7 +160,7 @@ class Ring:
             )
 
     def next(self) -> Slot | None:
-        """The slot that was used longest ago; None while it is under way, and with it all others."""
+        """Return the slot that was used longest ago; None while that one, and therefore all, are under way."""
         if _retired:
             _retired[:] = [one for one in _retired if not devices.is_past(one[0], one[1])]
         if not self._slots[0].is_free():

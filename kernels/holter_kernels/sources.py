@@ -1,4 +1,4 @@
-"""What is read of a tensor: its own elements in logical order, at which place of the whole.
+"""Which elements of a tensor are read, and where they lie in the whole tensor.
 
 An ordinary tensor is one run of elements at offset 0. A DTensor is read where it lies: its local part, as runs of the global tensor. A
 shard along the first dimension is one run; along a later one, one run a row:
@@ -27,14 +27,14 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _PLAIN_TYPES = frozenset(PLAIN_TYPES)
 _CODES = {dtype: fmt.code for dtype, fmt in FORMATS.items()}
 WIDTHS = np.array([fmt.bits // 8 for fmt in sorted(FORMATS.values(), key=lambda fmt: fmt.code)], np.int64)
-"""Bytes of an element, by code of the dtype."""
+"""Bytes of an element, by the dtype's code."""
 _COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 Run = tuple[int, int, int]
-"""Start in the local part, number of elements, offset in the whole; all in elements."""
+"""Start in the local part, number of elements, and offset in the whole tensor, all counted in elements."""
 
 RUN = np.dtype([("row", np.int64), ("start", np.int64), ("count", np.int64), ("offset", np.int64), ("code", np.int64)])
-"""A run of elements of one row of the result; `start` in bytes from the row's base."""
+"""A run of elements of one row of the result; `start` is in bytes from the row's base."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class Sources:
     """Where the elements of a list of tensors lie."""
 
     signature: list[object] = field(default_factory=list)
-    """Equal signatures have equal runs."""
+    """For each tensor, a value that is equal only if the runs are equal."""
     bases: list[int] = field(default_factory=list)
-    """The address of each tensor's first element; 0 for one that has none."""
+    """Address of each tensor's first element; 0 for a tensor that has none."""
     runs: list[tuple[Run, ...]] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     kept: list[torch.Tensor] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Sources:
     left_out: list[int] = field(default_factory=list)
     """Positions of tensors that cannot be read at all."""
     bits_only: list[int] = field(default_factory=list)
-    """Positions of tensors read as integers of their width, since nothing here knows their dtype."""
+    """Positions of tensors read as integers of their width, because their dtype is unknown here."""
 
     def table(self) -> np.ndarray:
-        """The runs as an array of `RUN`; a tensor without memory has none."""
+        """Return the runs as an array of `RUN`; a tensor without memory has none."""
         flat = [
             (row, start, count, offset, code)
             for row, (runs, code, base) in enumerate(zip(self.runs, self.codes, self.bases, strict=True))
@@ -69,7 +69,7 @@ class Sources:
 
 
 def look(tensors: Sequence[torch.Tensor]) -> Sources:
-    """Find the elements of each tensor; what cannot be read is left out, and said to be."""
+    """Find the elements of each tensor; tensors that cannot be read are listed in `left_out`."""
     found = Sources()
     for position, tensor in enumerate(tensors):
         try:
@@ -116,7 +116,7 @@ def _look_at(found: Sources, tensor: torch.Tensor, position: int) -> None:
 
 
 def check(position: int, tensor: torch.Tensor) -> None:
-    """Raise ValueError with one clear sentence for what has no elements to read."""
+    """Raise ValueError with one clear sentence if a tensor has no elements to read."""
     what = f"tensor {position} (shape {tuple(tensor.shape)}, {tensor.dtype})"
     if tensor.is_meta:
         raise ValueError(f"{what} is on the meta device: it has a shape but no values to summarize")
@@ -130,12 +130,12 @@ def check(position: int, tensor: torch.Tensor) -> None:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor, asked without importing torch.distributed."""
+    """Whether this is a DTensor, determined without importing torch.distributed."""
     return type(tensor) not in _PLAIN_TYPES and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies here, without the autograd of `to_local`; any other tensor itself."""
+    """Return the local part of a DTensor, without the autograd of `to_local`; any other tensor itself."""
     if not is_sharded(tensor):
         return tensor
     local = getattr(tensor, "_local_tensor", None)
@@ -143,7 +143,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holds_its_elements(tensor: torch.Tensor) -> bool:
-    """False for a tensor whose storage was freed or shrunk behind it, as FSDP does to unsharded parameters."""
+    """Whether the storage still holds the elements; FSDP frees or shrinks that of unsharded parameters."""
     tensor = _local(tensor)
     if not tensor.numel():
         return True
@@ -152,7 +152,7 @@ def holds_its_elements(tensor: torch.Tensor) -> bool:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The local elements, detached, contiguous, real; the tensor's own memory where that is already so."""
+    """Return the local elements, detached, contiguous and real, in the tensor's own memory if it is already so."""
     tensor = _local(tensor).detach()
     if tensor.is_complex():
         tensor = tensor.resolve_conj().contiguous().view(_COMPLEX[tensor.dtype])
@@ -160,7 +160,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def runs(tensor: torch.Tensor) -> list[Run]:
-    """Where the elements of `readable(tensor)` lie in the whole tensor."""
+    """Return where the elements of `readable(tensor)` lie in the whole tensor."""
     parts = 2 if tensor.is_complex() else 1
     if not is_sharded(tensor):
         return [(0, tensor.numel() * parts, 0)]
@@ -184,7 +184,7 @@ def _shard_runs(
 
 
 def box_runs(whole: Sequence[int], box: Sequence[int], corner: Sequence[int]) -> list[Run]:
-    """The runs of a contiguous box of shape `box` whose first element is at `corner` of a tensor of shape `whole`."""
+    """Return the runs of a contiguous box of shape `box` whose first element is at `corner` of a tensor of shape `whole`."""
     numel = int(np.prod(box, dtype=np.int64))
     if numel == 0:
         return []

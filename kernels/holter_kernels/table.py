@@ -1,4 +1,4 @@
-"""What a pass gives back: one row a tensor, each statistic a numpy array."""
+"""The result of a pass: a row for each tensor, and a numpy array for each statistic."""
 
 from collections.abc import Iterator
 
@@ -26,13 +26,13 @@ class Table:
 
     def __init__(self, rows: np.ndarray, histogram: np.ndarray | None, left_out: int = 0) -> None:
         self.rows = rows
-        """All columns, as `layout.ROW` has them."""
+        """All columns, in the form of `layout.ROW`."""
         self.histogram = histogram
         self.left_out = left_out
-        """How many tensors could not be read; each has the row of an empty one."""
+        """Number of tensors that could not be read; each has the row of an empty one."""
 
     def __getattr__(self, name: str) -> np.ndarray:
-        """A column, made when it is first asked for: most readings need three or four."""
+        """Return a column, made when it is first used: most readings need only three or four."""
         if name not in _COLUMNS:
             raise AttributeError(name)
         column: np.ndarray = self.rows[name]
@@ -43,7 +43,7 @@ class Table:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[np.void]:
-        """Rows as numpy records: `row["nans"]`."""
+        """Iterate over the rows as numpy records: `row["nans"]`."""
         return iter(self.rows)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""For tests and benchmarks: compare what an implementation says with the definition.
+"""Helpers for tests and benchmarks that compare an implementation with the definition.
 
 check(tensor, row, bins, histogram="sampled")     # raises AssertionError that names the statistic
 """
@@ -14,7 +14,7 @@ SUMS = ("sum", "abs_sum", "square_sum")
 
 
 def check_row(row: np.void, expected: np.void, dtype: torch.dtype) -> None:
-    """Counts, fingerprint and extremes bit for bit, sums within the bound."""
+    """Compare counts, fingerprint and extremes bit for bit, and sums within the bound."""
     for name in (*COUNTS, "fingerprint"):
         assert int(row[name]) == int(expected[name]), f"{name}: {row[name]} is not {expected[name]}"
     for name in EXTREMES:
@@ -44,7 +44,7 @@ def check(
 
 
 def from_bytes(raw: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of a dtype with exactly these bits; bool takes the last bit of each byte."""
+    """Return a tensor of a dtype with exactly these bits; bool takes the last bit of each byte."""
     width = FORMATS[dtype].bits // 8
     array = np.frombuffer(raw[: len(raw) - len(raw) % width], np.uint8).copy()
     if not array.size:

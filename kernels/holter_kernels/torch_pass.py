@@ -1,4 +1,4 @@
-"""The same rows by torch operations: for devices that Triton cannot serve, and where it cannot compile.
+"""The same rows by torch operations, for devices that Triton cannot serve or compile for.
 
 Many operations a tensor, on the current stream, none of which waits. Integers and extremes are bit-equal to the definition, the fingerprint too: 64-bit integers wrap around in torch as
 they do there. Where a device has no float64 (MPS), sums and extremes are float32.
@@ -18,21 +18,22 @@ from holter_kernels.layout import BITS_DTYPE, FORMATS, NUM_BINS, SAMPLE_EVERY, F
 from holter_kernels.sources import Run, readable, runs
 
 PIECE = 1 << 22
-"""Elements at a time, which bounds the memory for what lies between: about a dozen times 32 MB."""
+"""Number of elements processed at a time, which bounds the memory for intermediate results: about a dozen times 32
+MB."""
 _BLOCK_SHIFT, _GROUP_SHIFT, _ROW_MASK, _PLACE_MASK = 10, 16, 63, 1023
 _FLOAT32_BIAS = 127
 NUM_INTEGERS, NUM_FLOATS = 8, 7
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned number."""
+    """Return the int64 with the bits of an unsigned number."""
     value &= MASK64
     return value - (1 << 64) if value >> 63 else value
 
 
 @lru_cache(maxsize=16)
 def float_dtype(device: torch.device) -> torch.dtype:
-    """What sums are added in: float64, or float32 on a device that has none."""
+    """Return the dtype that sums are added in: float64, or float32 on a device without it."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
@@ -51,7 +52,7 @@ def run_operations(  # noqa: PLR0913 - the memory is the caller's
     statistics: bool,
     histogram: str,
 ) -> list[int]:
-    """Fill rows, bins and flag; returns the positions of tensors that this device's operations could not read."""
+    """Fill rows, bins and flag; return the positions of tensors that this device's operations could not read."""
     rows.zero_()
     if bins is not None:
         bins.zero_()
@@ -86,7 +87,7 @@ def _nothing(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 def _read(
     tensor: torch.Tensor, device: torch.device, bins: torch.Tensor | None, histogram: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One tensor's row; without statistics if there is no histogram to ask for, not even "off"."""
+    """Return one tensor's row; `histogram` None means without statistics."""
     part = readable(tensor)
     if part.dtype not in FORMATS:
         part = part.view(BITS_DTYPE[part.element_size() * 8])
@@ -114,7 +115,7 @@ def _read(
 def _index(
     start: int, count: int, where: list[Run], offsets: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    """The place of each element in the whole tensor; the runs of a shard are equally long."""
+    """Return the place of each element in the whole tensor; the runs of a shard have equal lengths."""
     local = torch.arange(start, start + count, device=device)
     if offsets is None:
         return local + where[0][2] if where and where[0][2] else local
@@ -137,7 +138,7 @@ def _fingerprint(fmt: Format, bits: torch.Tensor, index: torch.Tensor, device: t
 
 
 def _shift(x: torch.Tensor, by: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros."""
+    """Shift to the right, bringing in zeros."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -1,12 +1,13 @@
-"""Fingerprints of many tensors in one number, and the levels between, so that a difference is found in a few look-ups.
+"""Combine the fingerprints of many tensors into one root, with levels in between to find a difference in a few look-ups.
 
-    level 0: one fingerprint a tensor                        f0 f1 … f31 | f32 … f63 | …
-    level 1: one node for 32 of them, in order               g0          | g1        | …
-    …        until one is left: the root
+    level 0: one fingerprint for each tensor                   f0 f1 … f31 | f32 … f63 | …
+    level 1: one node for 32 fingerprints, in order            g0          | g1        | …
+    …        until one node is left: the root
 
     node = mix64(number of children + sum over k of mix64(child_k ^ (position_k + 1) * phi)),  position within the level
 
-Two replicas whose roots are equal hold equal lists; where they differ, compare the 32 children of each differing node.
+Two replicas whose roots are equal hold equal lists; if the roots differ, compare the 32 children of each differing
+node.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from holter_kernels.keys import mix64
 
 
 def tree(fingerprints: Iterable[int], fanout: int = 32) -> list[np.ndarray]:
-    """All levels, the fingerprints first, the root alone in the last."""
+    """Return all levels: first the fingerprints, last the root alone."""
     if fanout < 2:  # noqa: PLR2004
         raise ValueError(f"fanout must be at least 2, got {fanout}")
     is_array = isinstance(fingerprints, np.ndarray)
@@ -31,7 +32,7 @@ def tree(fingerprints: Iterable[int], fanout: int = 32) -> list[np.ndarray]:
 
 
 def root(fingerprints: Iterable[int], fanout: int = 32) -> int:
-    """The root alone; it depends on the order and the number of the fingerprints."""
+    """Return only the root; it depends on the order and the number of the fingerprints."""
     return int(tree(fingerprints, fanout)[-1][0])
 
 

@@ -29,7 +29,7 @@ LARGE = tl.constexpr(2.0**50)
 
 @triton.jit
 def _mix64(x):
-    """The finalizer of splitmix64, as in `keys.py`."""
+    """Apply the finalizer of splitmix64, as in `keys.py`."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -37,7 +37,7 @@ def _mix64(x):
 
 @triton.jit
 def _job(jobs, runs, bases, GRAIN: tl.constexpr, BYTES: tl.constexpr):
-    """This program's job: address, number of elements, index of the first."""
+    """Return this program's job: address, number of elements, index of the first."""
     program = tl.program_id(0).to(tl.int64)
     run = runs + tl.load(jobs + program).to(tl.int64) * RUN_FIELDS
     offset = tl.load(run + 1)
@@ -50,26 +50,26 @@ def _job(jobs, runs, bases, GRAIN: tl.constexpr, BYTES: tl.constexpr):
 
 @triton.jit
 def _run_again(jobs, runs):
-    """The entry of this program's run; volatile, or the compiler would keep it in registers all through the loop."""
+    """Return the entry of this program's run. The load is volatile, or the compiler would keep it in registers all through the loop."""
     return runs + tl.load(jobs + tl.program_id(0), volatile=True).to(tl.int64) * RUN_FIELDS
 
 
 @triton.jit
 def _seal(sum_, run, group, count):
-    """W of the job's group and D for each element make the sum of R * T * y a fingerprint."""
+    """Turn the sum of R * T * y into a fingerprint: times W of the job's group, plus D for each element."""
     key = _mix64(group.to(tl.uint64) + 0x9E3779B97F4A7C15) | 1
     return sum_ * key + (count * tl.load(run + 6)).to(tl.uint64, bitcast=True)
 
 
 @triton.jit
 def _slot(run):
-    """The partial row of this program."""
+    """Return the index of this program's partial row."""
     return tl.load(run + 5) + tl.program_id(0)
 
 
 @triton.jit
 def _part(w, part: tl.constexpr, KIND: tl.constexpr):
-    """Element `part` of each word, as float32. KIND: 0 float32, 1 bfloat16, 2 float16."""
+    """Return element `part` of each word as float32. KIND: 0 float32, 1 bfloat16, 2 float16."""
     if KIND == 0:
         return w.to(tl.float32, bitcast=True)
     elif KIND == 1:
@@ -82,7 +82,7 @@ def _part(w, part: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _magnitude(w, part: tl.constexpr, KIND: tl.constexpr):
-    """The bits of element `part` without its sign."""
+    """Return the bits of element `part` without its sign."""
     if KIND == 0:
         return w & 0x7FFFFFFF
     else:
@@ -91,7 +91,7 @@ def _magnitude(w, part: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _fold(w, KIND: tl.constexpr):
-    """Y of the word's elements, together."""
+    """Return y of all elements of the word together."""
     v = w.to(tl.uint32, bitcast=True)
     if KIND == 0:
         return v ^ (v >> 16)
@@ -101,11 +101,11 @@ def _fold(w, KIND: tl.constexpr):
 
 @triton.jit
 def _load_words(words, k, num_words, count, KIND: tl.constexpr):
-    """Tile k of a job whose end may lie within it; what lies beyond is 0."""
+    """Load tile k of a job that may end within it; what lies beyond the end is 0."""
     at = k * TILE + tl.arange(0, TILE)
     w = tl.load(words + at, mask=at < num_words, other=0)
     if KIND != 0:
-        # An odd last element is half a word; the other half is not ours to read.
+        # An odd last element is half a word; the other half is not part of the job.
         is_odd = count % 2 == 1
         last = tl.load(words.to(tl.pointer_type(tl.int16)) + count - 1, mask=is_odd, other=0).to(tl.int32) & 0xFFFF
         w = tl.where((at == num_words) & is_odd, last, w)
@@ -123,7 +123,7 @@ def _is_ours(k, part: tl.constexpr, count, KIND: tl.constexpr):
 
 @triton.jit
 def _low_zero(w, KIND: tl.constexpr):
-    """Which elements have zero low mantissa bits: float32, 1 if so; halves, 16 in each half that is so."""
+    """Mark elements whose low mantissa bits are zero: 1 for a float32, 16 in the half for each 16-bit element."""
     if KIND == 0:
         # The sign bit of (low half - 1), added by one instruction where a comparison would take two.
         return (((w & 0xFFFF) - 1).to(tl.uint32, bitcast=True) >> 31).to(tl.int32, bitcast=True)
@@ -135,7 +135,7 @@ def _low_zero(w, KIND: tl.constexpr):
 
 @triton.jit
 def _low_zero_pair(w, v, KIND: tl.constexpr):
-    """The same of two words of halves at once: 16 in each byte that is so."""
+    """Mark such elements in two words of 16-bit elements at once: 16 in the byte of each."""
     both = (w & 0x00FF00FF) | ((v << 8) & -16711936)
     if KIND == 1:
         return (0x10101010 - (both & 0x0F0F0F0F)) & 0x10101010
@@ -146,7 +146,7 @@ def _low_zero_pair(w, v, KIND: tl.constexpr):
 
 @triton.jit
 def _observe(w, low, high, least, sums, abs_sums, square_sums, KIND: tl.constexpr):
-    """A healthy tile: extremes and sums, lane by lane. NaN are passed over by minimum and maximum and show in the sums."""
+    """Update extremes and sums from a healthy tile, lane by lane. NaN is ignored by minimum and maximum, but shows in the sums."""
     for part in tl.static_range(1 if KIND == 0 else 2):
         x = _part(w, part, KIND)
         low = tl.minimum(low, x)
@@ -187,7 +187,7 @@ def _store_row(
 
 @triton.jit
 def _count_closely(words, num_tiles, num_words, count, KIND: tl.constexpr):
-    """A job that is not healthy, element by element: how many there are of each kind, and the extremes of what is finite."""
+    """Count the elements of each kind in an unhealthy job, one by one; return the counts and the extremes of the finite elements."""
     NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
     INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
     NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
@@ -222,7 +222,7 @@ def _count_closely(words, num_tiles, num_words, count, KIND: tl.constexpr):
 
 @triton.jit
 def _sum_widely(words, num_tiles, num_words, count, KIND: tl.constexpr):
-    """What is finite, summed in float64: sum, of magnitudes, of squares."""
+    """Sum the finite elements in float64: return the sum, the sum of magnitudes and the sum of squares."""
     NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
     INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
     sums = tl.zeros((TILE,), tl.float64)
@@ -241,7 +241,10 @@ def _sum_widely(words, num_tiles, num_words, count, KIND: tl.constexpr):
 
 @triton.jit
 def _bin_words(words, first, num_tiles, num_words, count, KIND: tl.constexpr, HISTOGRAM: tl.constexpr):
-    """The exponents of a job's elements, counted. `first`: the job's first block of 1024 elements, of which a tile holds one, or two of halves."""
+    """Count the exponents of a job's elements.
+
+    `first`: the job's first block of 1024 elements; a tile holds one block, or two of 16-bit elements.
+    """
     NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
     counts = tl.zeros((256,), tl.int32)
     for k in tl.range(0, num_tiles):
@@ -266,7 +269,7 @@ def _bin_words(words, first, num_tiles, num_words, count, KIND: tl.constexpr, HI
 
 @triton.jit
 def _add_bins(bins, run, counts):
-    """To the histogram of the run's tensor."""
+    """Add counts to the histogram of the run's tensor."""
     out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
     tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
 
@@ -286,7 +289,7 @@ def _float_job(
     HISTOGRAM: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One job of float32, bfloat16 or float16. HISTOGRAM: 0 off, 1 sampled, 2 exact."""
+    """Read one job of float32, bfloat16 or float16. HISTOGRAM: 0 off, 1 sampled, 2 exact."""
     NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
     SMALLEST_NORMAL: tl.constexpr = 2.0**-14 if KIND == 2 else 2.0**-126
     address, count, index = _job(jobs, runs, bases, JOB_WORDS * NUM_PARTS, 4 // NUM_PARTS)
@@ -416,7 +419,7 @@ def _element_job(
     STATISTICS: tl.constexpr,
     HISTOGRAM: tl.constexpr,
 ):
-    """One job of any dtype, beginning at any element, classified element by element, summed in float64."""
+    """Read one job of any dtype that may begin at any element; elements are classified one by one and summed in float64."""
     BIAS: tl.constexpr = (1 << (EXPONENT_BITS - 1)) - 1 if IS_FLOAT else 0
     IN_WORD: tl.constexpr = 32 // BITS if BITS < 32 else 1
     address, count, index = _job(jobs, runs, bases, GRAIN, BITS // 8)
@@ -540,7 +543,10 @@ def read_pass(
     STATISTICS: tl.constexpr,
     HISTOGRAM: tl.constexpr,
 ):
-    """Jobs of one dtype: those that begin at a block and at a multiple of 16 bytes are read fast, if it is float32, bfloat16 or float16."""
+    """Read jobs of one dtype.
+
+    Jobs of float32, bfloat16 or float16 that begin at a block and at a multiple of 16 bytes are read fast.
+    """
     is_fast = HAS_FAST
     if HAS_FAST and HAS_SLOW:
         is_fast = tl.load(runs + tl.load(jobs + tl.program_id(0)).to(tl.int64) * RUN_FIELDS + 7) != 0
@@ -555,7 +561,7 @@ def read_pass(
 
 @triton.jit
 def _add_rows(rows, start, end, CHUNK: tl.constexpr):
-    """Fields 0 to 7 and fields 8 to 14 of partial rows together: CHUNK rows a turn, then a tree; the same order at every launch."""
+    """Add up fields 0 to 7 and fields 8 to 14 of partial rows: CHUNK rows a turn, then a tree; the order is the same at every launch."""
     lane = tl.arange(0, CHUNK)[:, None]
     column = tl.arange(0, ROW_FIELDS)[None, :]
     infinity = float("inf")
@@ -589,9 +595,10 @@ def _store_total(out, total, values):
 
 @triton.jit
 def combine_rows(partials, segments, seconds, tickets, out, flag, CHUNK: tl.constexpr):
-    """The row of a tensor from its partial rows, always added in the same order.
+    """Compute the row of a tensor from its partial rows, always added in the same order.
 
-    A program adds one segment. A tensor of several segments is finished by whichever of its programs comes last, from what all of them wrote.
+    A program adds one segment. A tensor of several segments is finished by whichever of its programs comes last, from
+    what all of them wrote.
     """
     segment = segments + tl.program_id(0).to(tl.int64) * SEGMENT_FIELDS
     row = tl.load(segment)

@@ -1,6 +1,6 @@
-"""Compile the kernels before they are needed: a second or two each, better in a thread at the start than in a hook.
+"""Compile the kernels before they are needed: each takes a second or two, better spent in a thread at the start than in a hook.
 
-While it goes on, a pass over that device declines ("warming up") instead of compiling the same in the training thread.
+Meanwhile, a pass over that device declines ("warming up") instead of compiling the same kernels in the training thread.
 """
 
 import functools
@@ -29,7 +29,7 @@ class CompiledKernel:
     seconds: float
     registers: int | None = None
     spills: int | None = None
-    """Known once it is loaded; on NVIDIA."""
+    """Number of registers spilled; both register figures are known once the kernel is loaded, on NVIDIA."""
     error: str | None = None
 
 
@@ -41,10 +41,11 @@ def warm_up(
     passes: Iterable[tuple[str, bool]] = PASSES,
     loads: bool = False,
 ) -> list[CompiledKernel]:
-    """Compile what passes over these devices and dtypes need; `progress` hears how many are done, of how many, and which is next.
+    """Compile what passes over these devices and dtypes need; `progress` is called with the number done, the total and the next name.
 
-    Nothing is launched. `loads=True` puts the kernels on the device as well, which must not happen while another thread captures a graph. Never raises for a kernel that does not compile:
-    that is said in its entry, and Triton is given up for this process.
+    Nothing is launched. `loads=True` also loads the kernels onto the device, which must not happen while another thread
+    captures a graph. A kernel that does not compile raises nothing: its entry holds the error, and this process stops
+    using Triton.
     """
     wanted = [device for device in on if devices.implementation(device) == "triton"]
     if not wanted:
@@ -68,7 +69,7 @@ def warm_up(
 
 
 class WarmUp:
-    """A warm-up in a thread of its own: passes over these devices decline from the moment it is made until it is over, and nobody waits for it."""
+    """A warm-up in a thread: passes over these devices decline from its creation until it is over, and nobody waits for it."""
 
     def __init__(self, on: Iterable[torch.device], dtypes: Iterable[torch.dtype]) -> None:
         self._on, self._dtypes = list(on), list(dtypes)
@@ -79,11 +80,11 @@ class WarmUp:
 
     @property
     def is_over(self) -> bool:
-        """Whether passes read again."""
+        """Whether the warm-up is over, so that passes read again."""
         return self._is_over.is_set()
 
     def run(self) -> None:
-        """For a thread; raises nothing."""
+        """Run the warm-up; called in a thread, raises nothing."""
         try:
             self.compiled = warm_up(self._on, self._dtypes)
         except Exception as error:  # noqa: BLE001 - a Triton that cannot even be imported: torch operations then
