@@ -124,6 +124,13 @@ def test_a_rank_whose_clock_nobody_knows_is_left_out_and_not_waited_for() -> Non
     assert (found.num_ranks, found.error_s) == (2, 0.0)
 
 
+def test_what_a_rank_says_again_after_a_reconnect_counts_once() -> None:
+    made = book((rank, told(step, [("0", step, 0)])) for step in (7, 8) for rank in (0, 1))
+    for step in (7, 8):
+        made.add(1, told(step, [("0", step, 900)]), 6)
+    assert [4, 0] == [made._num_times, made.arrivals()[0].latest[0].lag_s]
+
+
 def test_who_was_held_up_in_another_group_is_excused() -> None:
     """Rank 1 is late for its tensor-parallel peer 0; both then come late to their data-parallel peers 2 and 3."""
     tp0, tp1, dp_even, dp_odd = ("tp0", 0), ("tp1", 0), ("dp_even", 0), ("dp_odd", 0)

@@ -23,7 +23,7 @@ def judge(*growths: float, num_optimizers: int = 1, first: int = 1, interval: in
 
 def test_gradients_that_nobody_clears_are_found_with_their_beginning() -> None:
     (finding,) = judge(1.0, 1.4, 1.9, 2.2, 2.6, 3.0, 3.4, 3.9)
-    assert (finding.severity, finding.first_step, finding.detected_step, finding.ranks) == ("critical", 0, 5, (0, 1))
+    assert (finding.severity, finding.first_step, finding.detected_step, finding.ranks) == ("critical", 1, 5, (0, 1))
     assert top_cause(finding) == "gradients_never_cleared"
     assert "5 checked steps in a row" in finding.evidence[0].summary
 
@@ -46,4 +46,4 @@ def test_the_resting_one_of_two_optimizers_leaves_its_last_gradient() -> None:
 
 def test_with_two_optimizers_a_sum_is_found_later() -> None:
     (finding,) = judge(*(1.0 + 0.5 * i for i in range(40)), num_optimizers=2)
-    assert finding.first_step == 0
+    assert finding.first_step == 1

@@ -12,7 +12,9 @@ from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Hoard
 
 
-def judge(megabytes: Sequence[float], *notes: Note, place: str = "host", left_mb: float = 4000.0) -> list[Finding]:
+def judge(
+    megabytes: Sequence[float], *notes: Note, place: str = "host", left_mb: float = 4000.0, every: int = 1
+) -> list[Finding]:
     series = tuple(
         StepNumbers(
             step,
@@ -23,6 +25,7 @@ def judge(megabytes: Sequence[float], *notes: Note, place: str = "host", left_mb
             },
         )
         for step, held in enumerate(megabytes)
+        if step % every == 0
     )
     window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, notes=notes)
     return list(MemoryGrowth().judge(window))
@@ -37,6 +40,12 @@ def test_a_leak_is_found_with_its_rate_and_the_steps_that_are_left(place: str, r
     assert rate * MB == pytest.approx(proof["bytes_a_step"], rel=0.15)
     assert 4000 / rate == pytest.approx(proof["steps_left"], rel=0.2)
     assert f"{place}_memory_leak" == rank_causes(finding)[0].cause
+
+
+def test_a_device_that_is_asked_every_few_steps_leaks_as_much_a_step() -> None:
+    (finding,) = judge([500 + 2.0 * step for step in range(120)], place="device", every=4)
+    assert 2 * MB == pytest.approx(finding.evidence[-1].values["bytes_a_step"], rel=0.15)
+    assert 2000 == pytest.approx(finding.evidence[-1].values["steps_left"], rel=0.2)
 
 
 def test_a_leak_that_began_late_is_dated() -> None:

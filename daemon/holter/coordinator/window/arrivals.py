@@ -168,7 +168,11 @@ class ArrivalBook:
         """Take one rank's report in."""
         base_us = (traffic.base_ns + traffic.clock_offset_ns) // 1000
         for told in traffic.steps:
-            self._told[rank] = max(told.step, self._told.get(rank, told.step))
+            newest = self._told.get(rank, -1)
+            self._told[rank] = max(told.step, newest)
+            # What is said again on the next connection was counted.
+            if told.step <= newest and (known := self._open.get(told.step)) is not None and rank in known.ranks:
+                continue
             if told.step >= self._floor and traffic.clock_error_ns < MAX_ERROR_NS:
                 self._add_step(rank, told, base_us, traffic, received_ns)
         if traffic.steps:

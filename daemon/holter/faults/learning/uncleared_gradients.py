@@ -74,7 +74,7 @@ class UnclearedGradients:
 def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
     note = streak.last[0]
     first_note, first = streak.notes[0]
-    first_step = max(0, first_note.step - first.uncleared_steps)
+    first_step = max(0, first_note.step - first.uncleared_steps + 1)
     norms = [(step, spread.mean) for step, spread in window.values("gradient_norm") if step >= first_step]
     growth = _norm_growth([norm for step, norm in norms if step <= note.step])
     return Finding(

@@ -17,6 +17,7 @@ What to do
     caches keyed by shape, workers' copies of a data set.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,7 +65,12 @@ class MemoryGrowth:
 
     def _growth(self, points: list[tuple[int, float, int]]) -> tuple[int, float] | None:
         """(first step, bytes a step) of the longest stretch until now that only rises; None: it does not."""
-        for num in _lengths(len(points), self.min_steps):
+        if len(points) < 2 * BLOCKS:
+            return None
+        # A device is asked at every few steps only.
+        steps_a_point = (points[-1][0] - points[0][0]) / (len(points) - 1)
+        least = max(2 * BLOCKS, math.ceil(self.min_steps / steps_a_point))
+        for num in _lengths(len(points), least):
             stretch = points[-num:]
             levels = _levels([held for _, held, _ in stretch])
             # What was held before and given back, as a list that is cleared after an epoch, is no growth.
@@ -77,7 +83,7 @@ class MemoryGrowth:
             is_steady = sum(rises[half:]) / len(rises[half:]) >= self.steady * sum(rises[:half]) / half
             is_even = min(rises) > 0.2 * median(rises)
             if is_steady and is_even:
-                return stretch[0][0], grown / (num * (BLOCKS - 1) / BLOCKS)
+                return stretch[0][0], grown / (num * steps_a_point * (BLOCKS - 1) / BLOCKS)
         return None
 
 
