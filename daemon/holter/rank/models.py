@@ -252,10 +252,18 @@ class Model:
                 self.holders[id(p)] = Holders(IGNORED, tuple(range(world_size())))
 
     def _left_out(self) -> set[str]:
-        """Trainable parameters that the script does not reduce where it reduces nearly all others by itself."""
-        trained = {name for name, p in self.parameters if p.requires_grad}
-        found = trained - self.reduced_by_hand
-        return found if self.reduced_by_hand and len(found) <= MAX_LEFT_OUT * len(trained) else set()
+        """Trainable parameters that the script does not reduce where it reduces nearly all others by itself, or more of the same module: a layer that is cut keeps its weight."""
+        if not self.reduced_by_hand:
+            return set()
+        trained = {name: p.numel() for name, p in self.parameters if p.requires_grad}
+        found = trained.keys() - self.reduced_by_hand
+        if len(found) <= MAX_LEFT_OUT * len(trained):
+            return set(found)
+        reduced: dict[str, int] = {}
+        for name in trained.keys() & self.reduced_by_hand:
+            module = name.rpartition(".")[0]
+            reduced[module] = max(reduced.get(module, 0), trained[name])
+        return {name for name in found if trained[name] < reduced.get(name.rpartition(".")[0], 0)}
 
     def _whole_by_marks(self) -> set[int]:
         """Ids of parameters that are not marked as cut along the tensor-parallel axis, where others are."""

@@ -426,6 +426,8 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     """Parameters of a trained model that have a gradient, but that no optimizer which ever stepped holds."""
     is_unheld_at_rest: bool | None = None
     """Whether an optimizer that never stepped holds one of the unheld parameters; None if nobody looked."""
+    is_unheld_wrapped: bool = False
+    """The unheld parameters are a whole model that the script wrapped (DDP), which nobody does without training it."""
     faint: Named = Named()
     """Matrices with a non-zero gradient whose norm is at most a hundred-millionth of the largest tensor's."""
     rounded: Named = Named()
@@ -434,6 +436,8 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     """Frozen parameters that an optimizer's step changed."""
     frozen_moved_between: Named = Named()
     """Frozen parameters that changed outside an optimizer's step and are not a copy of a live parameter."""
+    frozen_scaled: Named = Named()
+    """Of these, the parameters whose elements were all multiplied by the same factor."""
     frozen_still_checks: int = 0
     """Number of consecutive comparisons before this one in which no parameter of `frozen_moved_*` had moved; 0 if one
     moves all the time."""

@@ -1,5 +1,7 @@
 """Fires on frozen tensors that an optimizer moves, or that change once; quiet on averages and copies."""
 
+import msgspec
+
 from holter.diagnosis import rank_causes
 from holter.faults.frozen.frozen_movement import FrozenMovement
 from holter.faults.window import Note
@@ -49,6 +51,14 @@ def test_one_check_is_not_enough() -> None:
 
 def test_an_average_that_is_updated_in_a_hook_of_the_optimizer_raises_nothing() -> None:
     assert judge(*((step, vitals(in_step=BASE)) for step in range(0, 80, 8)), optimizer=-1) == []
+
+
+def test_a_decay_by_hand_goes_on_and_is_nothing_but_a_factor() -> None:
+    decayed = msgspec.structs.replace(vitals(between=BASE), frozen_scaled=BASE)
+    (finding,) = judge(*((step, decayed) for step in range(0, 80, 8)), optimizer=-1)
+    assert (("base.weight",), 0, 16) == (finding.tensors, finding.first_step, finding.detected_step)
+    assert "frozen_component_changed" == rank_causes(finding)[0].cause
+    assert judge(*((step, vitals(between=BASE)) for step in range(0, 80, 8)), optimizer=-1) == []
 
 
 def test_a_change_after_a_long_rest_that_is_followed_by_rest() -> None:

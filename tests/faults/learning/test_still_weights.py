@@ -177,6 +177,12 @@ def test_an_optimizer_that_is_never_stepped_is_found_however_much_it_holds() -> 
     assert "the optimizer that holds them is never stepped" in finding.summary
 
 
+def test_a_whole_model_that_was_wrapped_to_be_trained_is_in_no_optimizer() -> None:
+    whole = msgspec.structs.replace(unheld(12, num_held=2), is_unheld_wrapped=True)
+    (finding,) = judge(*[whole] * 30)
+    assert "no optimizer holds anything of this model" in finding.summary
+
+
 def test_a_head_that_is_trained_alone_and_an_optimizer_that_begins_late_are_silent() -> None:
     assert judge(*[unheld(12, num_held=2)] * 30) == []
     assert judge(*[unheld(1)] * 20, *[unheld(0)] * 20) == []

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from holter.records import Census, PackedTable, StepDone
+from holter.records.rank import is_ignored
 
 pytestmark = pytest.mark.usefixtures("swept")
 
@@ -89,3 +90,20 @@ def test_all_reduce_is_as_it_was_afterwards(wear):
     assert dist.all_reduce is dist.distributed_c10d.all_reduce
     worn.monitor.uninstall()
     assert dist.all_reduce is original
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize(("reduced", "forgotten"), [("weight", "shard.bias"), ("bias", None)])
+def test_a_bias_beside_a_reduced_weight_was_forgotten_a_weight_beside_a_reduced_bias_is_cut(wear, reduced, forgotten):
+    worn = wear(world_size=2)
+    model = Bloom()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(2, 4)).backward()
+        for parameter in (getattr(model.shard, reduced), *model.ln.parameters()):
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    (ours,) = worn.monitor.context.models.active()
+    left_out = [name for name, p in ours.parameters if is_ignored(getattr(ours.holders.get(id(p)), "axis", ""))]
+    assert ([forgotten] if forgotten else []) == left_out

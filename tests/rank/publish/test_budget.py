@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_what_a_device_spends_counts_as_much_as_what_the_host_does():
 
 
 def test_a_rank_is_held_against_its_own_history_right_after_a_comparison():
-    assert [0, 1, 9, 17] == [step for step in range(20) if StepPlan(check_interval=8).reads_before(step)]
+    assert [0, 1, 9, 18] == [step for step in range(20) if StepPlan(check_interval=8).reads_before(step)]
     assert all(StepPlan(check_interval=1).reads_before(step) for step in range(20))
 
 
@@ -115,8 +116,16 @@ def test_a_rank_is_held_against_its_own_history_right_after_a_comparison():
 def test_ranks_with_other_dials_still_compare_the_same_steps(one, other):
     common = math.lcm(one.check_interval, other.check_interval)
     assert common == max(one.check_interval, other.check_interval)
-    assert one.is_check(common)
-    assert other.is_check(common)
+    (step,) = (step for step in range(5 * common, 6 * common) if StepPlan(check_interval=common).is_check(step))
+    assert one.is_check(step)
+    assert other.is_check(step)
+
+
+@pytest.mark.parametrize("interval", [2, 8, 64])
+@pytest.mark.parametrize("optimizers", [2, 3, 5])
+def test_of_optimizers_that_take_turns_each_is_compared(interval: int, optimizers: int) -> None:
+    chosen = [step for step in range(24 * interval) if StepPlan(check_interval=interval).is_check(step)]
+    assert set(range(optimizers)) == {step % optimizers for step in chosen}
 
 
 def test_a_cheap_reading_is_made_at_every_step():

@@ -258,6 +258,26 @@ def test_frozen_parameters_that_move_between_steps_are_named_with_their_patience
     assert all(not vitals.frozen_moved_in_step.count for vitals in said)
 
 
+def test_what_is_frozen_and_multiplied_by_a_factor_is_told_from_an_average(worn):
+    model = mlp()
+    model[0].requires_grad_(False)
+    target = torch.randn(16, 8)
+
+    def write(step: int) -> None:
+        model[0].weight.data.mul_(0.9995)
+        model[0].bias.data.copy_(target[:, step % 8])
+
+    said = Loop(worn, model).run(6, write)
+    assert ["0.weight"] == said[-1].frozen_scaled.names
+    assert ["0.weight", "0.bias"] == said[-1].frozen_moved_between.names
+
+    def average(_: int) -> None:
+        model[0].weight.data.lerp_(target, 0.01)
+
+    said = Loop(worn, model).run(6, average)
+    assert not said[-1].frozen_scaled.count
+
+
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_copy_of_the_live_weights_is_no_disturbance(worn, delay):
     class Game(nn.Module):

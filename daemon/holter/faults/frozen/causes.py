@@ -111,6 +111,7 @@ FROZEN_COMPONENT_CHANGED = CauseEntry(
     rows=(
         Row("frozen_movement", 0.93, "observation", seen=("is_moved_in_step", "is_held_by_optimizer")),
         Row("frozen_movement", 0.75, "documented", seen=("was_still_before",), absent=("is_moved_in_step",)),
+        Row("frozen_movement", 0.75, "documented", seen=("is_scaled",)),
         Row("frozen_movement", 0.50, "inference", missing=_NO_WRITER),
     ),
     fix=Fix(

@@ -2,7 +2,8 @@
 
 What it detects
     Frozen parameters that an optimizer's own step changed, at two checks or more: a decay, a momentum or a stale gradient works on them
-    although they require no gradient. And frozen parameters that changed once outside of any step, after they had been still.
+    although they require no gradient. Frozen parameters that changed once outside of any step, after they had been still. And those that
+    are multiplied by a factor again and again, whoever does it.
 
 Why it matters
     What is frozen is taken for fixed: a reference model, an encoder whose features are cached, a base under an adapter. When it moves, what
@@ -10,8 +11,8 @@ Why it matters
 
 False positives
     Averages and momentum encoders move all the time, target networks are copied from the live one: neither is reported. An average that
-    begins to move only after a while keeps moving: one change that is followed by rest is reported, lasting movement is not. A tensor
-    that moves in a step is reported only if an optimizer holds it.
+    begins to move only after a while keeps moving: one change that is followed by rest is reported, lasting movement only if it is nothing
+    but a factor, which an average is not. A tensor that moves in a step is reported only if an optimizer holds it.
 
 What to do
     Give the optimizer only what trains (`[p for p in model.parameters() if p.requires_grad]`), and build it after freezing; or look for
@@ -21,6 +22,8 @@ What to do
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
+
+import msgspec
 
 from holter.faults.shared.structure import common_module
 from holter.faults.shared.thresholds import check_thresholds, threshold
@@ -45,6 +48,8 @@ class FrozenMovement:
     """The same where it changes again and again from then on: an average or a target moves from the start."""
     rest_checks: int = 2
     """How many checks after such a change are waited for."""
+    scaled_checks: int = threshold(3, at_least=2)
+    """At how many checks it must have been multiplied by a factor."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -56,6 +61,14 @@ class FrozenMovement:
         if len({note.step for note, _ in inside}) >= self.min_steps:
             names = tuple(dict.fromkeys(name for note, seen in inside for name in _held(window, note, seen)))
             yield _finding(window, inside, names, is_in_step=True)
+            return
+        scaled = [(note, seen) for note, seen in vitals if seen.frozen_scaled.count]
+        always = set.intersection(*(set(seen.frozen_scaled.names) for _, seen in scaled)) if scaled else set()
+        if always and len({note.step for note, _ in scaled}) >= self.scaled_checks:
+            found = _finding(window, scaled, tuple(sorted(always)), is_in_step=False, is_scaled=True)
+            yield msgspec.structs.replace(
+                found, detected_step=sorted({note.step for note, _ in scaled})[self.scaled_checks - 1]
+            )
             return
         between = [(note, seen) for note, seen in vitals if seen.frozen_moved_between.count]
         if between and self._is_event(vitals, between):
@@ -84,10 +97,14 @@ def _held(window: Window, note: Note, seen: Vitals) -> tuple[str, ...]:
     return tuple(name for name in seen.frozen_moved_in_step.names if name in held)
 
 
-def _finding(window: Window, seen: list[Seen], names: tuple[str, ...], *, is_in_step: bool) -> Finding:
+def _finding(
+    window: Window, seen: list[Seen], names: tuple[str, ...], *, is_in_step: bool, is_scaled: bool = False
+) -> Finding:
     first = min(note.step for note, _ in seen)
     ranks = tuple(sorted({note.rank for note, _ in seen}))
     how = "by an optimizer's step" if is_in_step else "outside of any optimizer's step"
+    if is_scaled:
+        how = "by a factor, again and again, outside of any optimizer's step"
     counts = [(seen.frozen_moved_in_step if is_in_step else seen.frozen_moved_between).count for _, seen in seen]
     is_replicated = any(census.is_replicated for census in window.models.census.values())
     return Finding(
@@ -103,7 +120,8 @@ def _finding(window: Window, seen: list[Seen], names: tuple[str, ...], *, is_in_
         facts={
             "is_moved_in_step": is_in_step,
             "is_held_by_optimizer": is_in_step,
-            "was_still_before": not is_in_step,
+            "was_still_before": not is_in_step and not is_scaled,
+            "is_scaled": is_scaled,
             "compared_ranks": list(ranks),
         },
         evidence=tuple(

@@ -17,7 +17,8 @@ False positives
     is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
     the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count. A warm-up that begins at zero
     leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps. Who trains a head
-    alone gives the optimizer the head alone: what nobody holds counts only where it is a small part.
+    alone gives the optimizer the head alone: what nobody holds counts only where it is a small part, or a whole model that a wrapper reduces
+    the gradients of. A network that only judges (a perceptual loss) is not wrapped.
 
 What to do
     Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
@@ -110,6 +111,8 @@ class StillWeights:
     def _is_forgotten(self, vitals: Vitals, census: Census | None) -> bool:
         """What somebody trains a part of a model without is its beginning; a layer behind that, or a few tensors, were forgotten."""
         count, share = vitals.unheld.count, self.max_unheld
+        if vitals.is_unheld_wrapped:
+            return True
         if census is not None and not _is_beginning(census, vitals.unheld.names):
             share *= 2
         return count > 0 and (vitals.is_unheld_at_rest is True or count <= share * (count + vitals.num_trainable))
@@ -213,6 +216,8 @@ def _unheld(streak: Streak[Vitals]) -> Finding:
     vitals = streak.last[1]
     names, count = tuple(vitals.unheld.names), vitals.unheld.count
     who = "the optimizer that holds them is never stepped" if vitals.is_unheld_at_rest else "no optimizer holds them"
+    if vitals.is_unheld_wrapped:
+        who = "no optimizer holds anything of this model, though it was wrapped to be trained"
     return _finding(
         streak,
         tensors=names,

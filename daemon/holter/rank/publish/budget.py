@@ -3,7 +3,7 @@
 Two settings, both powers of two, so that ranks whose settings differ still read the same steps now and then:
 
     gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
-    check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
+    check_interval    1, 2, 4 ...   one of each interval steps fingerprints parameters and reduced gradients, for comparison between ranks
 
 The rank measures the costs itself; `plan` is a pure function of them. A cost is what a thread computed, not how long that took, and the least of the last few measurements: what a
 neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step: what
@@ -34,6 +34,8 @@ SMALL_PATIENCE = 2.0
 """How many times that one comparison, or one reading of all gradients, may take before fewer are made. A thread that shares its core's caches with a
 neighbour computes about twice as long, and that is no reason to look away; kernels that were never compiled take a hundred times as long, and are one."""
 WINDOW = 64
+TURNS = 2654435761
+"""Odd, of well mixed bits."""
 TURN_EVERY = 4
 """Steps between two adjustments of the plan, once so many steps were measured that one more says little."""
 RETURN_MARGIN = 0.7
@@ -63,16 +65,25 @@ class StepPlan:
     check_interval: int = 1
 
     def is_check(self, step: int) -> bool:
-        """Whether parameters and reduced gradients are read at this step."""
-        return step % self.check_interval == 0
+        """Whether parameters and reduced gradients are read at this step.
+
+        One of two steps, one of two of those, and so on; which of two has no period, so that of optimizers which take turns each has its own.
+        """
+        interval = self.check_interval
+        while interval > 1:
+            step, place = divmod(step, 2)
+            if place != step * TURNS >> 24 & 1:
+                return False
+            interval //= 2
+        return True
 
     def is_after_check(self, step: int) -> bool:
         """Whether parameters are read before this step only to be held against what the step before left."""
-        return self.check_interval > 1 and step % self.check_interval == 1
+        return self.check_interval > 1 and step > 0 and self.is_check(step - 1)
 
     def reads_before(self, step: int) -> bool:
         """Whether parameters are read before this step: it is the first, or the step before was one of comparison."""
-        return step == 0 or (step - 1) % self.check_interval == 0
+        return step == 0 or self.is_check(step - 1)
 
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> StepPlan:

@@ -105,6 +105,8 @@ class UnheldParameters:
     names: tuple[str, ...] = ()
     is_at_rest: bool | None = None
     """Whether an optimizer that never stepped holds one; None: nobody looked."""
+    is_wrapped: bool = False
+    """They are all of a model that the script wrapped to have it trained, and no optimizer holds any."""
 
 
 @dataclass
@@ -215,7 +217,9 @@ class Checkup:
         moves = memory.trained.compare(self.step, [p for _, p in self._trained], before, after, is_adjacent=True)
         still = MovedTensors()
         if self._frozen:
-            still = memory.frozen.compare(self.step, [p for _, p in self._frozen], *frozen, is_adjacent=False)
+            parameters = [p for _, p in self._frozen]
+            still = memory.frozen.compare(self.step, parameters, *frozen, is_adjacent=False)
+            memory.frozen.see_sizes(parameters, still, answers.frozen_before, answers.frozen_after)
         moved, memory.moved_names = memory.moved_names, []
         self._context.state_history.touched.update(moved, (self._trained[place][0] for place in moves.between))
         live = {int(value) for value in (*before, *after)}
@@ -236,9 +240,11 @@ class Checkup:
             unheld=_names(self.unheld.names),
             faint=self._named(self._trained, self._faint()),
             is_unheld_at_rest=self.unheld.is_at_rest,
+            is_unheld_wrapped=self.unheld.is_wrapped,
             rounded=self._named(self._trained, self._rounded(moves)),
             frozen_moved_in_step=self._named(self._frozen, still.in_step),
             frozen_moved_between=self._named(self._frozen, between),
+            frozen_scaled=self._named(self._frozen, [place for place in between if place in still.scaled]),
             frozen_still_checks=min((still.still[place] for place in disturbed), default=0),
             moved_between=_names(dict.fromkeys([*moved, *(self._trained[place][0] for place in moves.between)])),
             uncleared_steps=memory.leftovers.num_checks,

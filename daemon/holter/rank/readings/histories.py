@@ -20,6 +20,8 @@ from holter.rank.readings.samples import is_readable, local, spread
 MAX_NAMES = 32
 MANY = 16
 """From so many elements on, a tensor does not return to its old value by chance."""
+SCALED_SHARE, LEAST_SCALED = 0.02, 5e-6
+"""How well ratios must agree, as a share of their distance from one, and the least distance that is not rounding."""
 LONG_STEPS = 8
 """Steps after which an idle parameter is worth an inspection."""
 MAX_WATCHED = 1024
@@ -41,6 +43,8 @@ class _KnownTensor:
     """Before the last step read."""
     num_still: int = 0
     """Readings in a row, before this one, in which it had not moved."""
+    sizes: tuple[float, ...] = ()
+    """As of the last reading before which it had moved."""
 
 
 @dataclass
@@ -53,6 +57,8 @@ class MovedTensors:
     """Moved in the last step read, and before this one again what it was before that one: the step was undone."""
     since_first: list[int] = field(default_factory=list)
     """Ever changed since it was first read."""
+    scaled: list[int] = field(default_factory=list)
+    """Of those between: every element was multiplied by the same factor."""
     still: list[int] = field(default_factory=list)
     """For each of the list: for how many readings it had not moved before this one."""
 
@@ -96,6 +102,14 @@ class FingerprintHistory:
             self._known = {key: known for key, known in self._known.items() if known.parameter() is not None}
         return moves
 
+    def see_sizes(self, parameters: Sequence[Any], moves: MovedTensors, before: Any, after: Any) -> None:
+        """By the tables that were just compared: which of those that moved between two steps were only scaled."""
+        for place in moves.between:
+            known = self._known[id(parameters[place])]
+            if parameters[place].numel() >= MANY and _is_scaled(known.sizes, _sizes(before, place)):
+                moves.scaled.append(place)
+            known.sizes = _sizes(after, place)
+
     def moved_since(self, step: int, parameters: Sequence[Any], now: Any) -> list[int]:
         """Places of those that are not what the step before left; a reading between two steps."""
         moved = []
@@ -106,6 +120,24 @@ class FingerprintHistory:
             if known.last and int(now[place]) and known.last != int(now[place]):
                 moved.append(place)
         return moved
+
+
+def _sizes(table: Any, place: int) -> tuple[float, ...]:
+    return (
+        math.sqrt(float(table.square_sum[place])),
+        float(table.abs_sum[place]),
+        float(table.min[place]),
+        float(table.max[place]),
+    )
+
+
+def _is_scaled(was: tuple[float, ...], now: tuple[float, ...]) -> bool:
+    """Whether norm, sum of magnitudes, least and largest value all have the same ratio, and it is not one."""
+    if not was or not all(was) or not all(map(math.isfinite, (*was, *now))):
+        return False
+    ratio, *others = (new / old for new, old in zip(now, was, strict=True))
+    tolerance = SCALED_SHARE * abs(ratio - 1) + 2 * torch.finfo(torch.float32).eps
+    return abs(ratio - 1) > LEAST_SCALED and all(abs(other - ratio) <= tolerance for other in others)
 
 
 def prints(table: Any) -> Any:

@@ -73,7 +73,8 @@ class VitalsProbe:
         self._frozen_place = 0
         self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._ever_held: set[int] = set()
-        self._is_unheld_at_rest: bool | None = None
+        self._resting: set[int] | None = None
+        """Ids of parameters that an optimizer holds which had not stepped when that was asked; None: nobody asked."""
         self._rested: dict[int, torch.Tensor] = {}
         """A sample of what no optimizer holds, as it was first seen."""
         self._moved_by_hand: set[int] = set()
@@ -233,17 +234,30 @@ class VitalsProbe:
     def _unheld(self, trained: Sequence[tuple[str, Any]]) -> UnheldParameters:
         """What has a gradient in a model that is trained, and is in no optimizer that ever stepped."""
         held = {id(p) for _, p in trained}
-        found = {
-            id(p): name
-            for model in self._context.models.active()
-            if any(id(p) in held for _, p in model.parameters)
-            for name, p in model.parameters
-            if p.requires_grad and p.grad is not None and id(p) not in self._ever_held and self._rests(p)
-        }
+        found: dict[int, str] = {}
+        wrapped: dict[int, str] = {}
+        for model in self._context.models.active():
+            is_trained = any(id(p) in held for _, p in model.parameters)
+            # Whoever wraps a model wants it trained; what is narrow may have its master copies in an optimizer.
+            if is_trained or (model.ddp is not None and not any(id(p) in self._ever_held for p in model.tensors)):
+                (found if is_trained else wrapped).update(
+                    (id(p), name)
+                    for name, p in model.parameters
+                    if p.requires_grad
+                    and p.grad is not None
+                    and id(p) not in self._ever_held
+                    and (is_trained or p.dtype is torch.float32)
+                    and self._rests(p)
+                )
+        if self._context.log.step < UNHELD_STEPS or not (found or wrapped):
+            return UnheldParameters(tuple(found.values()))
         # A search takes a fraction of a second: one is enough, once every optimizer has had its turn.
-        if found and self._is_unheld_at_rest is None and self._context.log.step >= UNHELD_STEPS:
-            self._is_unheld_at_rest = any(held_by([each]) & set(found) for each in living(torch.optim.Optimizer))
-        return UnheldParameters(tuple(found.values()), self._is_unheld_at_rest if found else None)
+        if self._resting is None:
+            self._resting = held_by(living(torch.optim.Optimizer)) - self._ever_held
+        if not found:
+            unheld = tuple(name for key, name in wrapped.items() if key not in self._resting)
+            return UnheldParameters(unheld, None, is_wrapped=bool(unheld))
+        return UnheldParameters(tuple(found.values()), bool(found.keys() & self._resting))
 
     def _rests(self, p: Any) -> bool:
         """Whether it has a gradient and stays where it is: what a script moves by hand, or a loss weighs with zero, is meant so. A device is not asked."""
