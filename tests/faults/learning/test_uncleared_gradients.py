@@ -32,8 +32,13 @@ def test_cleared_gradients_are_silent() -> None:
     assert judge(*[0.0] * 40) == []
 
 
-def test_left_overs_that_do_not_grow_are_silent() -> None:
-    assert judge(*[1.0, 0.9, 1.1, 1.05, 0.95] * 8) == []
+def test_left_overs_that_are_clipped_do_not_grow_and_are_a_warning_once_they_last() -> None:
+    clipped = [1.0, 0.9, 1.1, 1.05, 0.95]
+    assert [] == judge(*clipped * 3)
+    (finding,) = judge(*clipped * 5)
+    assert ("warning", 1, 17) == (finding.severity, finding.first_step, finding.detected_step)
+    assert "gradients_never_cleared" == top_cause(finding)
+    assert [] == judge(*clipped * 5, num_optimizers=2)
 
 
 def test_one_growing_step_is_no_streak() -> None:

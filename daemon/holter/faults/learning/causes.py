@@ -163,6 +163,7 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
     damage=Damage("with the step", "suspect", "gradients of earlier steps were applied again"),
     rows=(
         Row("uncleared_gradients", 0.95, "observation", seen=("is_left_over", "does_grow")),
+        Row("uncleared_gradients", 0.85, "documented", seen=("is_left_over", "does_last")),
         Row("uncleared_gradients", 0.60, "inference", missing=_NO_LEFT_OVERS),
     ),
     fix=Fix(

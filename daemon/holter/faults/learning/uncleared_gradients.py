@@ -2,7 +2,8 @@
 
 What it detects
     Gradients that are there, and not zero, before the first backward pass of a step, at several checked steps in a row, and that
-    grow: nobody calls `zero_grad`, or it is called on something else than what is stepped.
+    grow: nobody calls `zero_grad`, or it is called on something else than what is stepped. Where they are clipped they do not grow: that is
+    a warning after many steps.
 
 Why it matters
     Every step applies the sum of all gradients so far. It looks like a learning rate that rises with every step: fast at first,
@@ -45,8 +46,8 @@ class UnclearedGradients:
     """Checked steps in a row that began with left-over gradients."""
     min_growth: float = threshold(1.2, above=1)
     """Norm of the left-over gradients over what it was at first."""
-    min_steps_of_many: int = 16
-    """With several optimizers: checked steps in a row."""
+    min_lasting_steps: int = threshold(16, at_least=2)
+    """With several optimizers, or where they do not grow: checked steps in a row."""
     num_vitals: int = 2
     """How many reports in a row must show it."""
 
@@ -59,19 +60,24 @@ class UnclearedGradients:
         streak = find_streak(
             window, Vitals, self._grows if is_one else self._grows_like_a_sum, at_least=self.num_vitals
         )
+        if streak is None and is_one:
+            streak = find_streak(window, Vitals, self._lasts, at_least=self.num_vitals)
         if streak is not None:
-            yield _finding(window, streak)
+            yield _finding(window, streak, does_grow=not is_one or self._grows(streak.last[1]))
 
     def _grows(self, vitals: Vitals) -> bool:
         return vitals.uncleared_steps >= self.min_steps and vitals.uncleared_growth > self.min_growth
 
+    def _lasts(self, vitals: Vitals) -> bool:
+        return vitals.uncleared_steps >= self.min_lasting_steps
+
     def _grows_like_a_sum(self, vitals: Vitals) -> bool:
         """A sum of independent gradients grows with the root of their number, one of equal ones with the number itself."""
         num = vitals.uncleared_steps
-        return num >= self.min_steps_of_many and vitals.uncleared_growth > SHORT_OF_ROOT * math.sqrt(num)
+        return num >= self.min_lasting_steps and vitals.uncleared_growth > SHORT_OF_ROOT * math.sqrt(num)
 
 
-def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
+def _finding(window: Window, streak: Streak[Vitals], *, does_grow: bool) -> Finding:
     note = streak.last[0]
     first_note, first = streak.notes[0]
     first_step = max(0, first_note.step - first.uncleared_steps + 1)
@@ -79,14 +85,15 @@ def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
     growth = _norm_growth([norm for step, norm in norms if step <= note.step])
     return Finding(
         detector=UnclearedGradients.name,
-        severity="critical",
+        severity="critical" if does_grow else "warning",
         first_step=first_step,
         detected_step=note.step,
         ranks=streak.ranks,
         summary=f"Gradients have not been cleared since step {first_step}: each step adds to what the steps before left, and applies the sum.",
         facts={
             "is_left_over": True,
-            "does_grow": True,
+            "does_grow": does_grow or None,
+            "does_last": not does_grow,
             "does_norm_grow": None if growth is None else growth > 1,
             "has_one_optimizer": max((len(census.optimizers) for census in window.models.census.values()), default=1)
             <= 1,
