@@ -59,6 +59,14 @@ def test_training_worn_gives_the_bits_of_training_bare(wear, make):
     assert not worn.monitor.context.guard.failures
 
 
+def test_a_call_that_is_transformed_is_left_alone(worn):
+    model, _ = trained(worn)
+    x = torch.randn(8, 4)
+    torch.func.vmap(torch.func.grad(lambda row: model.eval()(row[None]).sum()))(x)
+    torch.func.jvp(model.train(), (x,), (torch.ones_like(x),))
+    assert not worn.monitor.context.guard.failures
+
+
 @pytest.mark.parametrize(
     "copied",
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],  # noqa: S301

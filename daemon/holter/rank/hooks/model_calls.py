@@ -43,8 +43,8 @@ class UncopiedHook:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Unless torch.compile is tracing."""
-        if not torch.compiler.is_compiling():
+        """Unless torch.compile is tracing, or torch.func transforms the call: there tensors have no memory to be read."""
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:  # noqa: SLF001
             self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
