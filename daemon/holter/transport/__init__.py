@@ -1,4 +1,4 @@
-"""How sidecars and the coordinator talk: an interface, the messages, and a folder for each way they travel.
+"""How sidecars and the coordinator communicate: an interface, the messages, and a folder for each transport.
 
     interface                        Carrier (the sidecar's or agent's end), Listener (the coordinator's end), Receiver (what a Listener hands words to)
     uplink, speech                   a sidecar's way to the coordinator, through the agent of its host or straight; what is still to be said

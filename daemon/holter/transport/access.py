@@ -1,6 +1,7 @@
-"""Who may read: by a secret, and under a name of this host.
+"""Who may read: callers with the secret, who address this host by one of its names.
 
-A Host that is a name and not ours is refused: it is how a page elsewhere makes a browser read what only this network may (DNS rebinding).
+A Host header with a foreign name is refused: that is how a page elsewhere makes a browser read what only this network
+may (DNS rebinding).
 """
 
 import contextlib
@@ -15,27 +16,30 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*)(:[0-9]*)?")
-"""A name or an address, and a port; an address of version 6 stands in brackets."""
+"""A name or an address, and perhaps a port; an IPv6 address is in brackets."""
 
 
 def is_same(shown: str, token: str) -> bool:
-    """Compared in constant time."""
+    """Compare a shown secret with the token in constant time."""
     return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode())
 
 
 def bearer(authorization: str) -> str:
-    """The secret in such a header."""
+    """Return the secret in an Authorization header."""
     return authorization.removeprefix("Bearer ")
 
 
 def oldest_of_busiest(held: Mapping[T, str]) -> T:
-    """Who makes room: of the address that holds most places, the one that came first. A stranger's many push out each other, not a sidecar's one."""
+    """Return who must make room: of the address that holds most places, the one that came first.
+
+    So a stranger's many connections displace each other, and not a sidecar's only one.
+    """
     busiest, _ = Counter(held.values()).most_common(1)[0]
     return next(one for one, address in held.items() if address == busiest)
 
 
 def own_names() -> set[str]:
-    """Names by which this host calls itself."""
+    """Return the names by which this host calls itself, in lower case."""
     name = socket.gethostname()
     return {"localhost", name.lower(), name.partition(".")[0].lower(), socket.getfqdn().lower()}
 

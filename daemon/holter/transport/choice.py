@@ -1,4 +1,4 @@
-"""Which transport is used: the scheme of the coordinator's address says it. To add one, add a line to TRANSPORTS."""
+"""The choice of the transport by the scheme of the coordinator's address. To add a transport, add a line to TRANSPORTS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ __all__ = ["TRANSPORTS", "UNIX", "Transport", "transport_of"]
 
 @dataclass(frozen=True)
 class Transport:
-    """Makes the two ends of one transport."""
+    """The makers of the two ends of a transport."""
 
     carrier: CarrierMaker
     listener: Callable[..., Listener]
-    """(receiver, token, on_urgent, hold), and by name what else the transport needs."""
+    """Called with (receiver, token, on_urgent, hold), and by name with whatever else the transport needs."""
 
 
 TRANSPORTS = {
@@ -26,11 +26,11 @@ TRANSPORTS = {
     "nats": Transport(NatsCarrier, NatsListener),
     "tls": Transport(NatsCarrier, NatsListener),
 }
-"""By the scheme of an address; `host:port` has none."""
+"""Transports by the scheme of an address; `host:port` has none."""
 
 
 def transport_of(address: str) -> Transport:
-    """For `host:port`, the same by TLS as `https://host:port`, `unix:` and a path, or `scheme://...`."""
+    """Return the transport of an address: `host:port`, `https://host:port`, `unix:` and a path, or `scheme://...`."""
     scheme = address.partition("://")[0] if "://" in address else ""
     scheme = "" if scheme == "https" else scheme
     if scheme not in TRANSPORTS:

@@ -1,10 +1,10 @@
-"""The coordinator's end of one agent's line: its messages become words of single ranks. Pure but for the receiver.
+"""The coordinator's end of an agent's connection: it splits the agent's messages into those of single ranks.
 
     HostReport ──▶ Receiver.connect (who joined), hear_host, goodbye, disconnect (who left)
-    the line ends ──▶ Receiver.disconnect for each rank that spoke through it
+    the connection ends ──▶ Receiver.disconnect for each rank that spoke through it
 
-A rank that has found another way meanwhile (its sidecar went round the agent) has a newer connection: what the end of this one means is for the
-receiver to know.
+It does no I/O. A rank whose sidecar has gone round the agent meanwhile has a newer connection; the receiver knows then
+to ignore the end of this one.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,25 @@ from holter.transport.interface import Receiver, refusal
 
 
 class HostLine:
-    """Ranks that speak through one agent."""
+    """The ranks that speak through one agent."""
 
     def __init__(self, receiver: Receiver, reachable: Callable[[str], str]) -> None:
         self.connections: dict[int, int] = {}
-        """Rank -> number of its connection."""
+        """Number of each rank's connection."""
         self._receiver, self._reachable = receiver, reachable
-        """`reachable`: where a sidecar of that host serves its metrics, as seen from here."""
+        """`reachable` turns the address at which a sidecar of that host serves its metrics into one that works from
+        here."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that speak through it now."""
+        """The ranks that speak through the agent now."""
         return tuple(self.connections)
 
     def join(self, report: wire.HostReport, now_ns: int) -> tuple[list[int], list[wire.Released]]:
-        """Take in who came with this report, before all else: who is there now, and what is to be told of those that cannot be taken."""
+        """Take in the sidecars that came with a report, before anything else in it.
+
+        Returns the ranks that came, and the messages about those that were refused.
+        """
         came, refused = [], []
         for hello in report.joined:
             reason = refusal(hello, self._receiver)
@@ -43,7 +47,7 @@ class HostLine:
         return came, refused
 
     def hear(self, report: wire.HostReport, now_ns: int) -> bool:
-        """Take in the rest of it; True when it is urgent to judge."""
+        """Take in the rest of a report; return whether something in it is urgent."""
         is_urgent = self._receiver.hear_host(self.connections.keys(), report, now_ns)
         for rank in report.goodbyes:
             if rank in self.connections:
@@ -52,21 +56,21 @@ class HostLine:
         return is_urgent
 
     def leave(self, report: wire.HostReport, now_ns: int) -> list[int]:
-        """Take in who left: those that were there."""
+        """Take in which sidecars left; return the ranks that were connected."""
         return [rank for rank, is_closed in report.left if self.drop(rank, now_ns, is_closed=is_closed)]
 
     def drop(self, rank: int, now_ns: int, *, is_closed: bool) -> bool:
-        """This rank does not speak through it any more; False if it did not."""
+        """End a rank's connection through this agent; False if it had none."""
         connection = self.connections.pop(rank, None)
         if connection is not None:
             self._receiver.disconnect(rank, connection, now_ns, is_closed=is_closed)
         return connection is not None
 
     def forget(self, rank: int) -> None:
-        """The rank has found another way: its newer connection counts, and no end of this one is told."""
+        """Drop a rank that has found another way: its newer connection counts, and the end of this one is not reported."""
         self.connections.pop(rank, None)
 
     def end(self, now_ns: int, *, is_closed: bool) -> None:
-        """The agent's line ended."""
+        """End the connections of all ranks, because the agent's connection ended."""
         for rank in self.ranks:
             self.drop(rank, now_ns, is_closed=is_closed)

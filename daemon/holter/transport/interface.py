@@ -23,134 +23,135 @@ if TYPE_CHECKING:
     from holter.faults import ExamKey, TableKey
 
 OnMessage = Callable[[Downward], Upward | None]
-"""Of a sidecar: gets every message of the coordinator; what it returns, if anything, is sent back (a Fetched for a Fetch)."""
+"""Called by a sidecar's carrier with every message of the coordinator; a returned message is sent back (a Fetched for a
+Fetch)."""
 
 
 class Carrier(Protocol):
-    """Carries a speech over one transport. It reconnects by itself, and nothing is ever raised."""
+    """Carries a speech over one transport. It reconnects by itself and never raises."""
 
     is_connected: bool
     heard_s: float
-    """When the coordinator last gave a sign of life, on the clock of durations; 0: never."""
+    """When the coordinator last gave a sign of life, by the clock for durations; 0: never."""
     refusal: str
-    """Why we were last turned away; empty: we were not."""
+    """Why the coordinator last refused this connection; empty if it did not."""
     reconnects: int
     garbage: int
-    """Messages of the coordinator that could not be read."""
+    """Number of the coordinator's messages that could not be read."""
     clock: ClockOffset
-    """How far this host's clock is from the coordinator's."""
+    """The estimated offset of the coordinator's clock."""
 
     def start(self) -> None:
-        """Begin to connect, in the background, in a running event loop; from now on the speech tells us its news."""
+        """Begin to connect in the background, in a running event loop; from now on the speech reports its news here."""
 
     async def stop(self) -> None:
-        """Give up at once, without a word: another carrier goes on with the speech."""
+        """Give up at once without a goodbye, because another carrier continues with the speech."""
 
     async def close(self, deadline_s: float) -> bool:
-        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
+        """Send what is left and a Goodbye, then answer until the coordinator hangs up; False if that was not done in time."""
 
 
 CarrierMaker = Callable[[str, str, Speech, OnMessage, UplinkSettings], Carrier]
-"""(address, token, speech, on_message, settings)"""
+"""Called with (address, token, speech, on_message, settings)."""
 
 
 class Receiver(Protocol):
-    """What a Listener hands its sidecars' words to: the coordinator's intake."""
+    """What a Listener passes its sidecars' messages to: the coordinator's intake."""
 
     @property
     def run_id(self) -> str:
-        """Name of the run, for whoever connects."""
+        """Name of the run, for those who connect."""
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run, likewise."""
+        """Directory of the run, for those who connect."""
 
     def refusal(self, hello: Hello) -> str | None:
-        """Why this sidecar cannot be taken in, if it cannot."""
+        """Return why this sidecar is refused; None if it is not."""
 
     def connect(self, hello: Hello, now_ns: int) -> int:
-        """A sidecar is connected; returns the number of its connection."""
+        """Note that a sidecar is connected; return the number of its connection."""
 
     def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
-        """A connection ended, closed by the other side or given up."""
+        """Note that a connection ended; `is_closed`: by the other side, otherwise it was given up."""
 
     def hear(self, rank: int, report: Report, now_ns: int) -> bool:
-        """A report arrived; True: something in it is urgent."""
+        """Take in a report; return whether something in it is urgent."""
 
     def hear_host(self, ranks: Collection[int], report: HostReport, now_ns: int) -> bool:
-        """A report of a host's agent arrived, which speaks for these ranks; True: something in it is urgent."""
+        """Take in a report of the agent that speaks for these ranks; return whether something in it is urgent."""
 
     def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
-        """Whether what a sidecar sent is to be taken in, by its size."""
+        """Whether a message of this size from a sidecar may be taken in."""
 
     def hear_sign(self, rank: int, now_ns: int) -> None:
-        """A sidecar sent something else."""
+        """Note that a sidecar sent something else."""
 
     def hear_table(self, key: "TableKey", answer: Observation | None, now_ns: int) -> None:
-        """The answer to a Fetch; None: the table is not available."""
+        """Take in the answer to a Fetch; None: the table is not available."""
 
     def goodbye(self, rank: int) -> None:
-        """A sidecar has said everything."""
+        """Note that a sidecar has sent everything."""
 
     @property
     def taken(self) -> int | None:
-        """How much of what the network itself keeps was heard before this coordinator began; None: it begins anew."""
+        """Position up to which the network's stream was read before this coordinator began; None if it starts anew."""
 
     def took(self, sequence: int, num_lost: int = 0) -> None:
-        """So much of it has been heard by now; so many messages were gone before they could be."""
+        """Note the position up to which the stream was read, and how many messages were lost before they could be."""
 
     async def begin_at(self, sequence: int) -> None:
-        """This coordinator begins anew, behind so much of it; returns when a successor would know."""
+        """Note that this coordinator starts anew at this position; return once a successor would know it."""
 
     def caught_up(self) -> None:
-        """All that was said before this coordinator began has been heard."""
+        """Note that everything that was sent before this coordinator began has been read."""
 
 
 class Listener(Protocol):
-    """The coordinator's end: one connection a rank, with the token, the newest wins."""
+    """The coordinator's end: one connection per rank, protected by the token; a rank's newest connection wins."""
 
     refused: int
-    """Connections that were turned away."""
+    """Number of connections that were refused."""
 
     def mount(self, app: "web.Application") -> None:
         """Listen once the coordinator's web server starts: on a route of it, or elsewhere, started in `app.on_startup`."""
 
     async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
-        """Ask for tables and hand the answers to the Receiver; whoever does not answer in time does not have it."""
+        """Ask for tables and pass the answers to the Receiver; no answer in time counts as not available."""
 
     async def examine(self, keys: Sequence["ExamKey"]) -> None:
-        """Ask for examinations; the answers come as observations, whenever they come."""
+        """Ask for examinations; the answers come later, as observations."""
 
     async def order(self, order: Order, ranks: Sequence[int]) -> None:
-        """Tell these ranks' sidecars; an order that does not arrive is repeated by whoever gave it."""
+        """Give an order to these ranks' sidecars; if one does not arrive, whoever gave it repeats it."""
 
     async def notify(self, rank: int, notice: Notice) -> bool:
-        """Tell one rank's sidecar; False when it could not be told."""
+        """Send a notice to one rank's sidecar; False if that was not possible."""
 
     async def hang_up(self) -> None:
-        """Close every connection: the coordinator ends."""
+        """Close every connection, because the coordinator ends."""
 
 
 class Right(Protocol):
-    """To give orders, where several coordinators of one run may want to."""
+    """The right to give orders, where several coordinators of one run may want to."""
 
     token: int
-    """Grows with every holder; orders carry it."""
+    """Number that grows with every holder; orders carry it."""
 
     def standing(self) -> Literal["valid", "suspended", "lost"]:
-        """`valid`: orders may be given now. `suspended`: nobody knows. `lost`: another coordinator gives them."""
+        """Return `valid`: orders may be given now; `suspended`: nobody knows; `lost`: another coordinator gives them."""
 
     def sign(self, card: bytes = b"") -> None:
-        """The coordinator judges; this is shown of its run."""
+        """Confirm that the coordinator still judges; `card` is what is shown of its run."""
 
 
 ListenerMaker = Callable[[Receiver, str, Callable[[], None], Callable[[int], Awaitable[None]]], Listener]
-"""(receiver, token, on_urgent, hold): `on_urgent` is called when something urgent was heard; `hold(rank)` ends when that rank's sidecar, which said
-Goodbye, may be let go."""
+"""Called with (receiver, token, on_urgent, hold). `on_urgent` is called when something urgent arrived; `hold(rank)`
+returns when the rank's sidecar, which has said Goodbye, may be released."""
 
 
 def refusal(hello: Opening, receiver: Receiver) -> str | None:
-    """Why a sidecar or an agent that speaks this way is turned away, whatever the transport."""
+    """Return why a sidecar or an agent is refused for its opening message, whatever the transport; None if it is not."""
     if hello.protocol != PROTOCOL:
         return f"protocol {PROTOCOL} is spoken here, {hello.protocol} there"
     # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.

@@ -1,4 +1,6 @@
-"""Where a host's agent listens: a unix socket in a directory that only this user can enter, by the run's name; who holds the lock beside it is the agent.
+"""Where a host's agent listens: a unix socket in a directory that only this user can enter, named after the run.
+
+Whoever holds the lock beside the socket is the agent.
 
 $XDG_RUNTIME_DIR/holter or /tmp/holter-UID    0700, ours
     a1b2c3….sock                              where the agent of one run listens
@@ -13,22 +15,25 @@ import tempfile
 from pathlib import Path
 
 AUTO = "auto"
-"""As a setting: the first sidecar of a host starts the agent."""
+"""Value of the setting with which the first sidecar of a host starts the agent."""
 
 
 def directory() -> Path:
-    """Of all agents of this user on this host."""
+    """Return the directory of all agents of this user on this host."""
     return Path(tempfile.gettempdir()) / f"holter-{os.getuid()}"
 
 
 def socket_of(run_id: str, address: str) -> Path:
-    """Where the agent of this run listens. The path is short: a socket's may have 107 bytes."""
+    """Return the socket path of this run's agent. It is short, because a socket's path may have only 107 bytes."""
     name = hashlib.blake2b(f"{run_id}\n{address}".encode("utf-8", "surrogateescape"), digest_size=9).hexdigest()
     return directory() / f"{name}.sock"
 
 
 def prepare(folder: Path) -> str | None:
-    """Make the directory; a sentence where it is not ours alone: in a directory of all, whoever comes first owns a name."""
+    """Make the directory; return a sentence if it does not belong to this user alone.
+
+    In a directory shared by all, anybody may have taken the name first.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.lstat()
@@ -40,7 +45,7 @@ def prepare(folder: Path) -> str | None:
 
 
 def lock(path: str | Path) -> int | None:
-    """The lock of the agent that listens there, as a descriptor; None: another agent has it, or there can be none."""
+    """Take the lock of the agent that listens there; return its descriptor, or None if that is impossible."""
     descriptor = -1
     try:
         descriptor = os.open(

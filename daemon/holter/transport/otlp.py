@@ -1,4 +1,4 @@
-"""Where events for OpenTelemetry go; `config.otlp` reads it from OpenTelemetry's own variables."""
+"""The collector to which OpenTelemetry events go; `config.otlp` reads it from OpenTelemetry's own variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ class OtlpSettings:
     """A collector that speaks OTLP over HTTP."""
 
     logs: str
-    """Address for `/v1/logs`, whole."""
+    """Full address for logs, ending in `/v1/logs`."""
     traces: str
-    """The same for spans."""
+    """Full address for spans."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
     resource: Mapping[str, str] = field(default_factory=dict)
-    """What the user says of the service."""
+    """Attributes that the user sets for the service."""

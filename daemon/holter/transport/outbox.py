@@ -1,11 +1,12 @@
-"""What a sidecar has still to say: bounded, the oldest record goes first when it is full, identity never goes.
+"""The records that a sidecar has still to send. The oldest is dropped when there is no room; identity never is.
 
-    standing   Attached, Census    said at the start of every connection: a coordinator that restarted must hear them again
-    stream     everything else     said once, in order; the oldest is dropped and counted when there is no room
-    last       Exam of a dying     said after the stream, in this order, at every connection from then on
+    standing   Attached, Census    sent at the start of every connection: a restarted coordinator must hear them again
+    stream     everything else     sent once, in order; the oldest is dropped and counted when there is no room
+    last       Exam of a dying     sent after the stream, in this order, on every connection from then on
                rank, Exited
 
-Nothing acknowledges a frame, so what was said shortly before a connection broke is said again (`speech`); a receiver must accept the same record twice.
+Frames are not acknowledged, so what was sent shortly before a connection broke is sent again (`speech`); a receiver
+must accept the same record twice.
 """
 
 from collections import deque
@@ -13,20 +14,21 @@ from collections import deque
 from holter.records import Attached, Census, Exam, Exited, Observation
 
 LAST = ("last_breath", "death", "exited")
-"""What is said last, the newest of each, in this order."""
+"""What is sent last, the newest of each, in this order."""
 MAX_CENSUSES = 4
-"""Of one model that are kept: the first, because a coordinator that is reached late must hear what changed, and the last ones."""
+"""Number of censuses kept of one model: the first, because a coordinator that is reached late must hear what changed,
+and the last ones."""
 
 
 class Outbox:
-    """A queue of observations with a limit."""
+    """A bounded queue of observations."""
 
     def __init__(self, limit: int) -> None:
         self.dropped = 0
         self._limit = limit
         self._attached: Observation | None = None
         self._census: dict[int, list[dict[int, Observation]]] = {}
-        """Model -> its censuses by step, each by part."""
+        """For each model, its censuses by step, each by part."""
         self._last: dict[str, Observation] = {}
         self._unsaid_last: set[str] = set()
         self._unsaid: deque[Observation] = deque()
@@ -36,7 +38,7 @@ class Outbox:
         return len(self._unsaid) + len(self._stream) + len(self._unsaid_last)
 
     def put(self, observation: Observation) -> None:
-        """Add one; never refuses, never grows beyond the limit."""
+        """Add a record; never refuses, never grows beyond the limit."""
         match observation.body:
             case Attached():
                 self._attached = observation
@@ -52,7 +54,7 @@ class Outbox:
                 self._drop_overflow()
 
     def begin(self) -> None:
-        """A new connection: identity is to be said again, first."""
+        """Prepare for a new connection: identity is sent again, first."""
         self._unsaid.clear()
         if self._attached is not None:
             self._unsaid.append(self._attached)
@@ -62,7 +64,7 @@ class Outbox:
         self._unsaid_last = set(self._last)
 
     def take(self, limit: int) -> list[Observation]:
-        """The next records to say, at most `limit`; they are gone from here."""
+        """Remove and return the next records to send, at most `limit`."""
         batch: list[Observation] = []
         for queue in (self._unsaid, self._stream):
             while queue and len(batch) < limit:
@@ -74,7 +76,7 @@ class Outbox:
         return batch
 
     def put_back(self, batch: list[Observation]) -> None:
-        """These could not be said: they come first again."""
+        """Put back records that could not be sent; they come first again."""
         stream = []
         for observation in batch:
             match observation.body:

@@ -1,4 +1,4 @@
-"""Tables that were asked for by a message and are answered by another: which answer belongs to which question."""
+"""Matches the answers to requests for tables with their questions."""
 
 import asyncio
 import logging
@@ -16,18 +16,21 @@ logger = logging.getLogger(__name__)
 
 
 class Questions:
-    """Those that are open."""
+    """The open questions."""
 
     def __init__(self) -> None:
         self.num_asked = 0
-        """Numbers of questions go on from here."""
+        """Number of the last question; further numbers continue from here."""
         self._open: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
-        """Number -> (rank that was asked, its answer)"""
+        """Number -> (rank that was asked, its answer)."""
 
     async def ask(
         self, key: "TableKey", deadline_s: float, tell: Callable[[wire.Fetch], Awaitable[bool]]
     ) -> Observation | None:
-        """The answer; None if it does not come in time. `tell` sends the question, and says whether it could."""
+        """Ask for a table and return the answer; None if it does not come in time.
+
+        `tell` sends the question and returns whether it could.
+        """
         tensor_class, step, rank = key
         self.num_asked += 1
         number = self.num_asked
@@ -44,7 +47,7 @@ class Questions:
         return None
 
     def answer(self, ranks: Collection[int], fetched: wire.Fetched) -> None:
-        """This came from one of these ranks."""
+        """Take in an answer that came from one of these ranks."""
         asked, answer = self._open.get(fetched.request, (None, None))
         if asked in ranks and answer is not None and not answer.done():
             answer.set_result(fetched.observation)

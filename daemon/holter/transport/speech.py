@@ -1,10 +1,10 @@
-"""What an uplink has to say, apart from how it travels: a rank's words here, a host's in `agent`.
+"""What an uplink has to send, independent of the transport: a rank's records here, a host's in `agent`.
 
     RankUplink --send, beat--> RankSpeech --next_frame--> Carrier ~~ network ~~
     HostAgent  --------------> HostSpeech --next_frame--> Carrier ~~ network ~~
 
-A carrier that loses its connection puts back what did not leave, and calls `begin` on the next one. Two carriers may take turns with one speech:
-nothing is lost when a sidecar goes from its agent to the coordinator itself.
+A carrier that loses its connection puts back what was not sent, and calls `begin` on the next one. Two carriers may
+take turns with one speech: nothing is lost when a sidecar changes from its agent to the coordinator.
 """
 
 from collections import deque
@@ -19,43 +19,45 @@ from holter.transport import wire
 from holter.transport.outbox import Outbox
 
 RECENT_S = 3.0
-"""What was said so shortly before a connection was lost may not have been written down: a coordinator writes once a second."""
+"""Records sent this shortly before a connection was lost may not have been written down, because a coordinator writes
+once a second."""
 
 
 class Speech(Protocol):
-    """What is still to be said."""
+    """What is still to be sent."""
 
     on_news: Callable[[bool], None]
-    """Called when there is something new to say, with whether it is urgent; set by whoever carries it now."""
+    """Called when there is something new to send, with whether it is urgent; set by the current carrier."""
 
     max_bytes: int
-    """The largest frame that the way there takes; set by whoever carries it now."""
+    """Largest frame in bytes that the transport takes; set by the current carrier."""
 
     keep_s: float
-    """What was said so recently is said again on the next connection, whose other end bears it; set likewise."""
+    """Records sent within these last seconds are sent again on the next connection, whose receiver accepts that; set by
+    the current carrier."""
 
     @property
     def hello(self) -> wire.Opening:
         """The first message of a connection."""
 
     def begin(self) -> None:
-        """A new connection was welcomed: identity is to be said again, first."""
+        """Prepare for a new connection, which was welcomed: identity is sent again, first."""
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to say; an empty report may be sent all the same, as a sign of life."""
+        """Whether there is nothing to send; an empty report may be sent all the same, as a sign of life."""
 
     def next_frame(self, limit: int) -> tuple[object, bytes]:
-        """The next report of at most so many records, and what to put back if it does not leave."""
+        """Return the next report with at most `limit` records, as (what to put back if it is not sent, frame)."""
 
     def put_back(self, said: object) -> None:
-        """This could not be said: it comes first again."""
+        """Put back a report that could not be sent; it comes first again."""
 
     def note_passed(self, number: int) -> None:
-        """The agent has passed so many of this connection's records on."""
+        """Note that the agent has passed on so many of this connection's records."""
 
 
 def nobody_listens(_: bool, /) -> None:  # noqa: FBT001 - fits `on_news`
-    """Before a carrier has begun."""
+    """Do nothing: the listener for news before a carrier has begun."""
 
 
 class RankSpeech:
@@ -68,11 +70,11 @@ class RankSpeech:
         self.max_bytes = wire.MAX_FRAME_BYTES
         self.keep_s = 0.0
         self.dropped_before = 0
-        """Records already lost between rank and sidecar."""
+        """Number of records lost between rank and sidecar."""
         self.is_kept = False
-        """An agent is told: what it has not passed on may be lost with it, and is said again."""
+        """Whether an agent is told: what it has not passed on may be lost with it and is then sent again."""
         self._kept: deque[tuple[float, Observation]] = deque(maxlen=limit)
-        """Said, and not yet known to be safe, with when that was."""
+        """Records that were sent, with the time, and are not yet known to be safe."""
         self._num_passed = 0
         self._heartbeat: wire.Heartbeat | None = None
         self._last_heartbeat: wire.Heartbeat | None = None
@@ -83,13 +85,13 @@ class RankSpeech:
         self.on_news(urgent)
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """Where the rank is now; only the newest is sent, and only when it differs from the last one."""
+        """Set where the rank is now; only the newest is sent, and only if it differs from the last one."""
         if heartbeat != self._last_heartbeat:
             self._heartbeat = self._last_heartbeat = heartbeat
             self.on_news(False)
 
     def begin(self) -> None:
-        """Identity first, and where the rank is; what an agent may have lost comes before what was not said at all."""
+        """Prepare for a new connection: identity and heartbeat first, then what an agent may have lost, then the rest."""
         self.outbox.put_back([observation for _, observation in self._kept])
         self._kept.clear()
         self._num_passed = 0
@@ -97,11 +99,11 @@ class RankSpeech:
         self._heartbeat = self._last_heartbeat
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to say."""
+        """Whether there is nothing to send."""
         return not self.outbox and self._heartbeat is None
 
     def next_frame(self, limit: int) -> tuple[object, bytes]:
-        """As many records as fit a frame; one that fits none is dropped and counted."""
+        """Return as many records as fit into a frame; a single record that is too large is dropped and counted."""
         heartbeat, self._heartbeat = self._heartbeat, None
         while True:
             batch = self.outbox.take(limit)
@@ -124,14 +126,14 @@ class RankSpeech:
             self._kept.popleft()
 
     def put_back(self, said: object) -> None:
-        """Records come first again; a heartbeat is said anew with the next connection."""
+        """Put records back to be sent first; a heartbeat is sent anew with the next connection."""
         assert isinstance(said, list)
         for _ in range(min(len(said), len(self._kept))):
             self._kept.pop()
         self.outbox.put_back(said)
 
     def note_passed(self, number: int) -> None:
-        """So many of the records of this connection have left the host."""
+        """Note that so many records of this connection have left the host."""
         for _ in range(min(number - self._num_passed, len(self._kept))):
             self._kept.popleft()
         self._num_passed = max(self._num_passed, number)

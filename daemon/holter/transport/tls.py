@@ -1,7 +1,7 @@
-"""TLS by two files: the coordinator and the sidecars' `/metrics` serve with a certificate, and whoever calls believes those of one authority.
+"""TLS: the coordinator and the sidecars' `/metrics` serve with a certificate, and callers trust one authority.
 
-Without an authority (HOLTER_TLS_CA) callers believe this very certificate and no other, under whatever name its host is reached: hosts of a cluster
-are seldom named in one. With an authority the name must be in the certificate too.
+Without an authority (HOLTER_TLS_CA) callers trust exactly this certificate, under whatever name its host is reached: a
+certificate seldom names all hosts of a cluster. With an authority, the name must be in the certificate, too.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import ssl
 
 SCHEME = "https://"
-"""How the address of who serves by TLS begins; `host:port` alone is in the clear."""
+"""Beginning of a TLS server's address; a mere `host:port` is in the clear."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class TlsFiles:
     """Paths of PEM files; all empty: no TLS."""
 
     certificate: str = ""
-    """With the chain that leads to its authority, if there is one."""
+    """The certificate, with the chain that leads to its authority, if there is one."""
     key: str = ""
     ca: str = ""
 
     @property
     def is_on(self) -> bool:
-        """Whether a coordinator that is started here serves by TLS."""
+        """Whether a coordinator that is started here serves with TLS."""
         return bool(self.certificate)
 
     def server(self) -> "ssl.SSLContext | None":
-        """For who serves; None: in the clear. Raises OSError (ssl.SSLError among them)."""
+        """Return the context for serving; None: in the clear. Raises OSError (ssl.SSLError among them)."""
         import ssl  # noqa: PLC0415 - most runs need none
 
         if not self.is_on:
@@ -40,7 +40,7 @@ class TlsFiles:
         return context
 
     def client(self) -> "ssl.SSLContext":
-        """For who calls. Raises OSError (ssl.SSLError among them)."""
+        """Return the context for calling. Raises OSError (ssl.SSLError among them)."""
         import ssl  # noqa: PLC0415 - most runs need none
 
         context = ssl.create_default_context(cafile=self.ca or self.certificate or None)
@@ -51,7 +51,7 @@ class TlsFiles:
         return context
 
     def problem(self) -> str | None:
-        """Why these files cannot be used, if so."""
+        """Return why these files cannot be used; None if they can."""
         try:
             self.server()
             self.client()

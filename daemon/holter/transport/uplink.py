@@ -1,9 +1,9 @@
-"""A sidecar's uplink: what its rank says, carried to the agent of its host if there is one, else to the coordinator itself.
+"""A sidecar's uplink: carries its rank's records to the host's agent if there is one, else to the coordinator itself.
 
     agent's socket there ──▶ to the agent ──lost, or it has lost the coordinator──▶ to the coordinator itself
                                   ▲_____________ socket there again, looked at now and then ____│
 
-The speech outlives the carriers, so that nothing is lost on the way from one to the other but what lay in a broken connection's buffers.
+The speech outlives the carriers, so that a change loses nothing but what lay in a broken connection's buffers.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from holter.transport.limits import UplinkSettings
 from holter.transport.speech import RankSpeech
 
 AGENT_FIRST_S = 5.0
-"""How long an agent is given to come up before its sidecars do without."""
+"""Seconds that an agent may take to come up before its sidecars do without it."""
 AGENT_LOST_S = 3.0
-"""How long an agent may be without a line before its sidecars do without."""
+"""Seconds that an agent may be without the coordinator before its sidecars do without it."""
 RETURN_S = 30.0
-"""Between two looks whether there is an agent again; at most so often does a sidecar go back."""
+"""Seconds between two looks for a new agent; a sidecar goes back to an agent at most this often."""
 LOOK_S = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class RankUplink:
-    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end."""
+    """Sends a sidecar's records; `start` it in a running event loop, `close` it at the end."""
 
     def __init__(
         self,
@@ -53,28 +53,28 @@ class RankUplink:
         self._start_agent = settings.start_agent
         self._since_s = clock.monotonic_s()
         self._served_s = 0.0
-        """When the agent last had a line to the coordinator."""
+        """When the agent was last connected to the coordinator; 0: not yet."""
         self._heard_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
     def start(self) -> None:
-        """Begin to connect, in the background."""
+        """Begin to connect in the background."""
         self._since_s = clock.monotonic_s()
         self._carrier.start()
         if self._agent:
             self._task = asyncio.create_task(self._choose_the_way(), name="way")
 
     def send(self, observation: Observation, *, urgent: bool = False) -> None:
-        """Queue one record; an urgent one takes everything queued along at once."""
+        """Queue one record; an urgent one makes everything queued be sent at once."""
         self._speech.send(observation, urgent=urgent)
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """Where the rank is now."""
+        """Set where the rank is now."""
         self._speech.beat(heartbeat)
 
     async def close(self, deadline_s: float) -> bool:
-        """Say what is left, then Goodbye; by the other way if the agent has gone."""
+        """Send what is left and a Goodbye; directly to the coordinator if the agent has gone. False if that failed."""
         self._is_closing = True
         until_s = clock.monotonic_s() + deadline_s
         if self._task is not None:
@@ -96,22 +96,22 @@ class RankUplink:
 
     @property
     def is_by_agent(self) -> bool:
-        """Whether our words go to the agent of this host."""
+        """Whether we report to the agent of this host."""
         return self._is_by_agent
 
     @property
     def heard_s(self) -> float:
-        """When the coordinator last gave a sign of life."""
+        """When the coordinator last gave a sign of life, by the clock for durations."""
         return max(self._heard_s, self._carrier.heard_s)
 
     @property
     def dropped(self) -> int:
-        """Records that found no room here."""
+        """Number of records for which there was no room here."""
         return self._speech.outbox.dropped
 
     @property
     def dropped_before(self) -> int:
-        """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
+        """Number of records lost between rank and sidecar; the owner keeps it up to date, and reports carry the sum."""
         return self._speech.dropped_before
 
     @dropped_before.setter
@@ -120,28 +120,28 @@ class RankUplink:
 
     @property
     def clock(self) -> ClockOffset:
-        """How far this host's clock is from the coordinator's."""
+        """The estimated offset of the coordinator's clock."""
         return self._carrier.clock
 
     @property
     def refusal(self) -> str:
-        """Why we were last turned away."""
+        """Why we were last refused; empty if we were not."""
         return self._carrier.refusal
 
     @property
     def reconnects(self) -> int:
-        """How often the way that is used now was lost."""
+        """How often the current way was lost."""
         return self._carrier.reconnects
 
     @property
     def garbage(self) -> int:
-        """Messages of the coordinator that could not be read."""
+        """Number of the coordinator's messages that could not be read."""
         return self._carrier.garbage
 
     def _carrier_to(self, address: str) -> Carrier:
         _, token, on_message, settings = self._to
         if address.startswith(UNIX):
-            # On the same host nothing is gained by waiting: the agent waits for all of its ranks.
+            # On the same host nothing is gained by reporting less often: the agent does that for all of its ranks.
             usual = UplinkSettings()
             quick = (usual.report_interval_s, usual.keepalive_s)
             settings = replace(settings, report_interval_s=quick[0], keepalive_s=quick[1])
@@ -180,7 +180,7 @@ class RankUplink:
 
 
 async def _is_serving(path: str) -> bool:
-    """Whether somebody accepts connections there."""
+    """Whether a process accepts connections at this socket."""
     if not await asyncio.to_thread(Path(path).is_socket):
         return False
     with contextlib.suppress(OSError, TimeoutError):

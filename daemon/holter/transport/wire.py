@@ -1,4 +1,4 @@
-"""Messages between a sidecar and the coordinator, as msgpack, one a frame; a host agent between them speaks to both.
+"""Messages between sidecars and the coordinator, as msgpack, one per frame; a host's agent in between speaks to both.
 
     sidecar -> coordinator or agent   Hello, Report, Fetched, ClockAsked, Goodbye
     coordinator or agent -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt; an agent also Relayed
@@ -18,14 +18,15 @@ from holter.records import ExamDepth, Observation, Order, Phase, Severity
 PROTOCOL = 1
 
 MAX_FRAME_BYTES = 8 * 2**20
-"""The largest frame either side takes."""
+"""Largest frame in bytes that either side takes."""
 MAX_NAME = 1024
-"""Characters of a host, an address, a key: what is shown everywhere and kept for every rank."""
+"""Largest number of characters of a host, an address or a key, because these are shown everywhere and kept for every
+rank."""
 MAX_WORLD_SIZE = 2**20
 REFUSED = 4000
-"""Code with which the coordinator ends the connection of a sidecar that it turns away, with the reason; a WebSocket's close code."""
+"""Code (a WebSocket's close code) for ending the connection of a sidecar that is refused; the reason is sent along."""
 REPLACED = 4001
-"""Code for a connection whose rank has opened a newer one."""
+"""Code for ending a connection whose rank has opened a newer one."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -39,11 +40,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     rank_pid: int
     sidecar_pid: int
     metrics_address: Annotated[str, Meta(max_length=MAX_NAME)]
-    """`host:port` of the sidecar's own /metrics, behind `https://` if that is how it serves; empty if it has none."""
+    """`host:port` of the sidecar's own /metrics, with `https://` in front if it serves with TLS; empty if it has
+    none."""
     key: Annotated[str, Meta(max_length=MAX_NAME)] = ""
-    """A secret of this sidecar's process: while it is on the line, nobody else speaks for its rank."""
+    """A secret of this sidecar's process: while it is connected, nobody else can speak for its rank."""
     boot_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
-    """Equal where the coordinator's is: both read the same clock."""
+    """Id of the host's clock; if it equals the coordinator's, both read the same clock."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
@@ -56,30 +58,30 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """What happened since the last report; at most a few a second unless urgent."""
+    """What happened since the last report; sent a few times a second at most unless urgent."""
 
     heartbeat: Heartbeat | None
     observations: list[Observation]
     dropped: int
-    """Observations lost so far between rank and coordinator, all causes."""
+    """Number of observations lost so far between rank and coordinator, for any reason."""
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
-    """The answer to a Fetch; no observation: the table is no longer available."""
+    """The answer to a Fetch; without an observation the table is no longer available."""
 
     request: int
     observation: Observation | None
 
 
 class ClockAsked(msgspec.Struct, frozen=True, kw_only=True, tag="clockasked"):
-    """Asks what time it is on the coordinator's clock."""
+    """Asks for the time on the coordinator's clock."""
 
     sent_ns: int
-    """By the sidecar's clock."""
+    """When it was sent, by the sidecar's clock."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """The rank has ended and everything was said."""
+    """The rank has ended and everything was sent."""
 
 
 class AgentHello(msgspec.Struct, frozen=True, kw_only=True, tag="agenthello"):
@@ -91,28 +93,28 @@ class AgentHello(msgspec.Struct, frozen=True, kw_only=True, tag="agenthello"):
     agent_pid: int
     boot_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     members: list[Hello] = []
-    """Who speaks through it, for a coordinator that reads what was said before it began."""
+    """The sidecars that speak through it, for a coordinator that reads what was sent before it began."""
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag="hostreport"):
-    """What happened on a host since the last report. Its parts count in this order."""
+    """What happened on a host since the last report. Its parts take effect in this order."""
 
     joined: list[Hello] = []
     """Sidecars that came, or all of them at the start of a connection."""
     heartbeats: list[tuple[int, Heartbeat]] = []
-    """By rank, of those that moved."""
+    """Heartbeats by rank, of those that moved."""
     observations: list[Observation] = []
-    """Of any rank of the host; `StepsDone` speaks for several at once."""
+    """Observations of any rank of the host; `StepsDone` holds those of several."""
     fetched: list[Fetched] = []
-    """Tables that were asked for."""
+    """Tables that were requested."""
     dropped: list[tuple[int, int]] = []
-    """(rank, observations lost so far), of those where it changed."""
+    """(rank, observations lost so far), for ranks where it changed."""
     quiet: list[int] = []
-    """Ranks whose sidecars are connected and say nothing: this report is no sign of theirs."""
+    """Ranks whose sidecars are connected but silent: this report is no sign of life of theirs."""
     goodbyes: list[int] = []
-    """Ranks that have ended, and everything was said."""
+    """Ranks that have ended and sent everything."""
     left: list[tuple[int, bool]] = []
-    """(rank, was the line closed by the sidecar's side)"""
+    """(rank, whether the sidecar's side closed the connection) of those that left."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -121,11 +123,11 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     run_id: str
     run_dir: str
     boot_id: str = ""
-    """Of the coordinator's clock; a coordinator that has none here does not know the question for the clock."""
+    """Id of the coordinator's clock; a coordinator that sends none does not know the question for the clock."""
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Send the table of this class at this step."""
+    """Asks for the table of this class at this step."""
 
     request: int
     tensor_class: str
@@ -133,7 +135,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
 
 class Examine(msgspec.Struct, frozen=True, kw_only=True, tag="examine"):
-    """Look at the rank from outside and report an Exam with this `asked_ns`, whatever can be had."""
+    """Asks for an examination of the rank from outside, reported as an Exam with this `asked_ns`, as far as possible."""
 
     asked_ns: int
     depth: ExamDepth
@@ -145,10 +147,11 @@ class ClockTold(msgspec.Struct, frozen=True, kw_only=True, tag="clocktold"):
     sent_ns: int
     """`sent_ns` of the question."""
     received_ns: int
-    """By the coordinator's clock."""
+    """When the question arrived, by the coordinator's clock."""
     replied_ns: int
     error_ns: int = 0
-    """How far off that may be: an agent answers from what it knows of the coordinator's clock."""
+    """How far off the times may be, in nanoseconds: an agent answers from its own estimate of the coordinator's
+    clock."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
@@ -157,7 +160,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     severity: Severity
     text: str
     kind: Literal["incident", "message", "verdict", "closing"] = "incident"
-    """`verdict`: what a launcher shall show of a rank that fails; `closing`: the last line of the run."""
+    """`verdict`: what a launcher shall show for a failing rank; `closing`: the last line of the run."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True, tag="halt"):
@@ -167,38 +170,42 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True, tag="halt"):
 
 
 Passed = Fetch | Examine | Notice | Halt
-"""What the coordinator tells single ranks."""
+"""What the coordinator sends to single ranks."""
 
 
 class ToRanks(msgspec.Struct, frozen=True, kw_only=True, tag="toranks"):
-    """To an agent: pass this on to the sidecars of these ranks."""
+    """Asks an agent to pass this message on to the sidecars of these ranks."""
 
     ranks: list[int]
     message: Passed
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag="released"):
-    """To an agent: end the line of this rank's sidecar, which is turned away or has said Goodbye."""
+    """Asks an agent to end the connection of this rank's sidecar, which is refused or has said Goodbye."""
 
     rank: int
     code: int
-    """With which its connection is closed."""
+    """Code with which its connection is closed."""
     reason: str
 
 
 class Relayed(msgspec.Struct, frozen=True, kw_only=True, tag="relayed"):
-    """From an agent: whether it has a line to the coordinator, and how long ago that was heard. Sent now and then, and when it changes."""
+    """An agent tells a sidecar whether it is connected to the coordinator.
+
+    Sent now and then, and when that changes. `ago_s`: seconds since the coordinator was heard.
+    """
 
     is_connected: bool
     ago_s: float
     passed: int = 0
-    """Records of this sidecar's connection that have left the host: should the agent die, those after them are said again."""
+    """Number of records of this sidecar's connection that have left the host; if the agent dies, later ones are sent
+    again."""
 
 
 Upward = Hello | AgentHello | Report | HostReport | Fetched | ClockAsked | Goodbye
 Downward = Welcome | Fetch | Examine | ClockTold | Notice | Halt | ToRanks | Released | Relayed
 Opening = Hello | AgentHello
-"""How a connection may begin."""
+"""The possible first messages of a connection."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _UPWARD: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)
@@ -206,15 +213,15 @@ _DOWNWARD: msgspec.msgpack.Decoder[Downward] = msgspec.msgpack.Decoder(Downward)
 
 
 def encode(message: Upward | Downward) -> bytes:
-    """One frame."""
+    """Encode a message as one frame."""
     return _ENCODER.encode(message)
 
 
 def decode_upward(frame: bytes) -> Upward:
-    """What a sidecar said; raises msgspec.DecodeError or ValidationError on anything else."""
+    """Decode a sidecar's message; raises msgspec.DecodeError or ValidationError on anything else."""
     return _UPWARD.decode(frame)
 
 
 def decode_downward(frame: bytes) -> Downward:
-    """What the coordinator said; raises msgspec.DecodeError or ValidationError on anything else."""
+    """Decode a coordinator's message; raises msgspec.DecodeError or ValidationError on anything else."""
     return _DOWNWARD.decode(frame)

@@ -1,4 +1,4 @@
-"""NATS: the same messages through a server that people run already, so that a coordinator can die and lose nothing.
+"""The transport over NATS, a server that people run already, so that a coordinator can die without losing anything.
 
     subjects   names of subjects, of the stream and of the bucket
     frames     what is around a message on its way

@@ -1,10 +1,11 @@
-"""A sidecar's or agent's end: what it has to say goes into the run's stream, whether or not a coordinator is there to read it.
+"""A sidecar's or agent's end: its records go into the run's stream, whether or not a coordinator is there to read them.
 
-    ┌─▶ connecting ──Greeting──▶ waits for Welcome ──▶ says, and is acknowledged ──Goodbye, LetGo──▶ closed
+    ┌─▶ connecting ──Greeting──▶ waits for Welcome ──▶ sends, and is acknowledged ──Goodbye, LetGo──▶ closed
     └──────── backoff ◀──────────── at any failure: refused, silence, a server that is gone
 
-After the first Welcome records go into the stream also while coordinators change; the server's acknowledgement says that it has them. A coordinator
-with a higher token than any before is greeted anew; one with a lower token is not listened to any more.
+After the first Welcome, records go into the stream even while coordinators change; the server's acknowledgement says
+that it has them. A coordinator with a higher token than any before is greeted anew; one with a lower token is ignored
+from then on.
 """
 
 import asyncio
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 HERE_S = 3.5
-"""A coordinator whose beacon has not been heard for so long is not there."""
+"""Seconds without a coordinator's beacon after which it counts as absent."""
 MOVE_S, MAX_MOVE_S = 4.0, 60.0
-"""How long a server is believed through which no coordinator is heard, at first and at most."""
+"""Seconds that a server is kept although no coordinator is heard through it; at first and at most."""
 KEEP_S = 3.0
-"""For the server to say that it has a message."""
+"""Seconds for the server to acknowledge a message."""
 REPEAT_S = 60.0
-"""Between two Greetings of a quiet life."""
+"""Seconds between two Greetings while nothing else happens."""
 SPARE_BYTES = 4096
-"""Of a message, for its headers."""
+"""Bytes of a message that are left for its headers."""
 SMALL_BYTES = 2**20
 
 logger = logging.getLogger(__name__)
 
 
 class _LineEndedError(Exception):
-    """This line is over, with the reason; the next one may do better."""
+    """This connection is over, for this reason; the next one may do better."""
 
 
 class _ReplacedError(_LineEndedError):
@@ -65,9 +66,9 @@ class NatsCarrier:
         self.refusal = ""
         self.clock = ClockOffset()
         self.coordinator_token = 0
-        """The highest that was heard."""
+        """Highest coordinator's token that was heard."""
         self.num_stale = 0
-        """Words of older coordinators, which were not listened to."""
+        """Number of messages from older coordinators, which were ignored."""
         self._settings = settings or UplinkSettings()
         self._place = NatsPlace(address, self._settings.credentials, self._settings.tls)
         self._token, self._speech, self._on_message = token, speech, on_message
@@ -76,7 +77,8 @@ class NatsCarrier:
         self._who = secrets.token_bytes(8)
         self._num_said = 0
         self._unacknowledged: tuple[int, object, bytes] | None = None
-        """A report that may or may not be in the stream: its number, what to put back, and as it travels."""
+        """A report that may or may not be in the stream: its number, what to put back, and its encoded frame. None if
+        there is none."""
         self._backoff = Backoff(cap_s=2.0)
         self._wake, self._urgent, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_welcome = asyncio.Event()
@@ -84,24 +86,24 @@ class NatsCarrier:
         self._told: asyncio.Queue[Msg] = asyncio.Queue()
         self._greeted_s = -math.inf
         self._greeted: wire.Opening | None = None
-        """What was said of us then: of an agent also who speaks through it."""
+        """The opening message as it was sent then; an agent's also lists who speaks through it."""
         self._num_moves = 0
-        """To other servers, since a coordinator was heard."""
+        """Number of changes to other servers since a coordinator was last heard."""
         self._asks_clock = False
         self._clock_asked_s = 0.0
         self._has_said_goodbye = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect, in the background."""
+        """Begin to connect in the background."""
         self._speech.on_news = self._news
-        # The server keeps it.
+        # The server keeps it, so nothing needs to be sent again.
         self._speech.keep_s = 0.0
         self._urgent.set()
         self._task = asyncio.create_task(self._run(), name="carrier")
 
     async def stop(self) -> None:
-        """Give up at once, without a word: another carrier goes on with the speech."""
+        """Give up at once without a goodbye, because another carrier continues with the speech."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=self._settings.close_timeout_s)
@@ -111,7 +113,7 @@ class NatsCarrier:
             self._unacknowledged = None
 
     async def close(self, deadline_s: float) -> bool:
-        """Say what is left, then Goodbye, and answer until the coordinator lets go; False when that could not be done in time."""
+        """Send what is left and a Goodbye, then answer until the coordinator releases us; False if that was not done in time."""
         for event in (self._closing, self._wake, self._urgent):
             event.set()
         if self._task is None:
@@ -128,7 +130,7 @@ class NatsCarrier:
             self._urgent.set()
 
     async def _run(self) -> None:
-        """Connect until the last word is said."""
+        """Connect again and again until everything has been sent."""
         if (problem := self._place.problem()) is not None:
             logger.error("%s is not watched: %s", self._name, problem)
             return
@@ -164,7 +166,7 @@ class NatsCarrier:
         await _signalled(self._closing, seconds)
 
     async def _converse(self, line: OpenLine) -> bool:
-        """One line, from Greeting to its end; True once Goodbye was said and the coordinator let go."""
+        """Serve one connection from Greeting to its end; True once Goodbye was sent and the coordinator released us."""
         self._told = asyncio.Queue()
         for who in (self._name, ALL):
             await line.client.subscribe(self._subjects.told(who), cb=self._on_told)
@@ -191,7 +193,7 @@ class NatsCarrier:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _talk(self, line: OpenLine) -> None:
-        """Say what there is at most every interval, at once if urgent, and now and then that we are there; returns when Goodbye is said."""
+        """Send what there is, at most once per interval, at once if urgent, and a sign of life now and then; return after Goodbye."""
         while True:
             now_s = clock.monotonic_s()
             self.is_connected = self._is_welcome.is_set() and now_s - self.heard_s < HERE_S
@@ -220,7 +222,10 @@ class NatsCarrier:
             await self._ask_clock(line)
 
     def _look_for_the_coordinator(self, line: OpenLine, now_s: float) -> None:
-        """A server that is cut off from the others looks well from here: whoever hears no coordinator through it tries another one, ever more rarely."""
+        """Change to another server if no coordinator is heard through this one, less and less often.
+
+        A server that is cut off from the others looks healthy from here.
+        """
         if now_s - self.heard_s < HERE_S:
             self._num_moves = 0
         elif self._place.is_several and now_s - line.opened_s > min(MOVE_S * 2**self._num_moves, MAX_MOVE_S):
@@ -228,7 +233,10 @@ class NatsCarrier:
             raise _LineEndedError("no coordinator is heard through this server")
 
     async def _greet(self, line: OpenLine, *, is_repeated: bool = False) -> None:
-        """In the stream: it is made by the first coordinator, until then nobody acknowledges, and it is tried again."""
+        """Introduce ourselves in the stream; the caller tries again until it works.
+
+        The first coordinator makes the stream; until then nobody acknowledges.
+        """
         self._greeted_s, self._greeted = clock.monotonic_s(), self._speech.hello
         server = str(line.client._server_info.get("server_id", ""))  # noqa: SLF001 - nothing public tells it
         greeting = Greeting(
@@ -242,7 +250,7 @@ class NatsCarrier:
         await line.js.publish(self._subjects.hello(self._name), frame, timeout=KEEP_S)
 
     async def _report(self, line: OpenLine) -> None:
-        """Records go into the stream; that we are there, and where the rank is, is kept by nobody: the next one is newer."""
+        """Send a report. Records go into the stream; a mere sign of life is not kept by anyone, because the next one is newer."""
         self._speech.max_bytes = min(line.max_bytes - SPARE_BYTES, wire.MAX_FRAME_BYTES)
         said, message = self._speech.next_frame(self._settings.batch_limit)
         frame = frames.envelop(self._who, message)
@@ -250,7 +258,7 @@ class NatsCarrier:
             await line.client.publish(self._subjects.alive(self._name), frame)
             return
         self._num_said += 1
-        # Taken from the speech: it stands here until the server has it.
+        # The records have left the speech: they are held here until the server has them.
         self._unacknowledged = (self._num_said, said, frame)
         await self._say_again(line)
 
@@ -284,7 +292,7 @@ class NatsCarrier:
         self._told.put_nowait(message)
 
     async def _listen(self, line: OpenLine) -> None:
-        """Hand every message to the owner."""
+        """Pass every message to the owner."""
         while True:
             message = await self._told.get()
             try:
@@ -297,7 +305,7 @@ class NatsCarrier:
             await self._hear(line, told.message, message)
 
     def _is_current(self, told: Told) -> bool:
-        """Whether this coordinator is the newest that was heard of: an older one that wakes up can order nothing."""
+        """Whether this is the newest coordinator heard of: an older one that wakes up can order nothing."""
         if told.token < self.coordinator_token:
             self.num_stale += 1
             if self.num_stale == 1 or isinstance(told.message, wire.Halt):
@@ -382,12 +390,12 @@ class NatsCarrier:
 
 
 def name_of_speaker(hello: wire.Opening) -> str:
-    """WHO it is among the subjects."""
+    """Return the name of the sender in subjects (WHO)."""
     return str(hello.rank) if isinstance(hello, wire.Hello) else host_name(hello.host)
 
 
 async def _signalled(event: asyncio.Event, deadline_s: float) -> None:
-    """Wait for it, but not for longer."""
+    """Wait for the event, for at most so many seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):
             await event.wait()

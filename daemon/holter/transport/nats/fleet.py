@@ -1,4 +1,4 @@
-"""All runs of a server, for who only reads: asks what is in the bucket, makes no consumer, publishes nothing."""
+"""Read all runs of a server, without making a consumer or publishing anything."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from holter.transport.nats.line import OpenLine
 from holter.transport.nats.subjects import BUCKET, BUCKET_STREAM, name_of
 
 AT_ONCE = 32
-"""Keys that are asked for together."""
+"""Number of keys that are requested together."""
 SILENT_S = 6.0
-"""A run whose lease has not been renewed for so long, seen by who looks, has no coordinator."""
+"""Seconds without a renewal of a run's lease after which it counts as having no coordinator."""
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """One key of the bucket."""
+    """One run in the bucket."""
 
     run_id: str
     revision: int
     lease: Lease | None
-    """None: what lies there cannot be read."""
+    """The run's lease; None if it cannot be read."""
     changed_s: float
-    """When it was last seen to change, by the reader's clock of durations."""
+    """When the lease was last seen to change, by the reader's clock for durations."""
     has_changed: bool = False
-    """It was seen to change at all: who has looked once cannot know whether anybody renews it."""
+    """Whether it was ever seen to change; a single look cannot tell whether anybody renews it."""
 
     def state(self, now_s: float) -> str:
-        """live, silent, ended; unknown: not yet looked at for long enough."""
+        """Return live, silent, ended or unreadable; unknown if it has not been watched for long enough."""
         if self.lease is None:
             return "unreadable"
         if self.lease.state == "ended":
@@ -42,15 +42,15 @@ class KnownRun:
 
 
 class FleetReader:
-    """Looks again and again; `runs` is what it knows."""
+    """Looks at the bucket again and again; `runs` is what it knows."""
 
     def __init__(self) -> None:
         self.runs: dict[str, KnownRun] = {}
         self.read_s: float | None = None
-        """When all of it was last read."""
+        """When the whole bucket was last read, by the clock for durations; None: not yet."""
 
     async def read(self, line: OpenLine) -> None:
-        """Look once. Raises what nats-py does; a server without the bucket has no runs."""
+        """Read the bucket once. Raises what nats-py does; a server without the bucket has no runs."""
         from nats.js.errors import NotFoundError  # noqa: PLC0415 - an extra
 
         try:

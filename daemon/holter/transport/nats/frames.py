@@ -1,7 +1,7 @@
-"""What is around a message on its way.
+"""The envelopes of messages over NATS.
 
-Said    who says it: a number that a sidecar draws, so that two processes of one rank are told apart
-Told    the coordinator's token: a sidecar that has heard a higher one does not listen to an older coordinator
+Said    from a sidecar, with a random number that tells two processes of one rank apart
+Told    from a coordinator, with its token: a sidecar that has heard a higher one ignores an older coordinator
 """
 
 from typing import Annotated
@@ -13,29 +13,30 @@ from holter.transport import wire
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag="greeting"):
-    """The first word, and again whenever the coordinator is another one."""
+    """The first message of a connection, sent again whenever the coordinator has changed."""
 
     token: Annotated[str, Meta(max_length=wire.MAX_NAME)]
-    """The secret to report."""
+    """The secret for reporting."""
     hello: wire.Opening
     server: Annotated[str, Meta(max_length=wire.MAX_NAME)] = ""
-    """Which NATS server it is connected to."""
+    """Id of the NATS server that the sender is connected to."""
     is_repeated: bool = False
-    """Said again so that the stream still has it when old messages go; it asks for no answer."""
+    """Whether it is only repeated so that the stream still has it when old messages go; it needs no answer."""
     is_known: bool = False
-    """A coordinator of this run has heard it before: the job is in the life that one watched."""
+    """Whether a coordinator of this run has welcomed the sender before, so that it belongs to a life that was already
+    watched."""
 
 
 class Beacon(msgspec.Struct, frozen=True, kw_only=True, tag="beacon"):
-    """The coordinator is there; once a second."""
+    """The coordinator says that it is there, once a second."""
 
 
 class TurnedAway(msgspec.Struct, frozen=True, kw_only=True, tag="turnedaway"):
-    """The sidecar cannot be taken in."""
+    """The sidecar is refused."""
 
     reason: str
     is_replaced: bool = False
-    """Another process speaks for this rank now."""
+    """Whether the reason is that another process speaks for this rank now."""
 
 
 class LetGo(msgspec.Struct, frozen=True, kw_only=True, tag="letgo"):
@@ -43,29 +44,29 @@ class LetGo(msgspec.Struct, frozen=True, kw_only=True, tag="letgo"):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
-    """Is anybody there? The server answers for one that is not."""
+    """Asks whether anybody is there; for an absent sidecar the server answers."""
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
-    """Introduce yourself again."""
+    """Asks the sender to introduce itself again."""
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """From a sidecar."""
+    """A message from a sidecar."""
 
     who: Annotated[bytes, Meta(max_length=16)]
     message: Greeting | wire.Upward
 
 
 class _Enveloped(msgspec.Struct, frozen=True, array_like=True):
-    """As `Said`, of a message that is encoded already."""
+    """A `Said` whose message is encoded already."""
 
     who: bytes
     message: msgspec.Raw
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """To a sidecar."""
+    """A message to a sidecar."""
 
     token: int
     message: Beacon | TurnedAway | LetGo | Probe | Again | wire.Downward
@@ -77,20 +78,20 @@ _TOLD: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
 def encode(frame: Said | Told) -> bytes:
-    """As it travels."""
+    """Encode a frame for sending."""
     return _ENCODER.encode(frame)
 
 
 def envelop(who: bytes, message: bytes) -> bytes:
-    """The same as `encode(Said(...))` of the message that this is."""
+    """Return what `encode(Said(...))` would, for an already encoded message."""
     return _ENCODER.encode(_Enveloped(who, msgspec.Raw(message)))
 
 
 def decode_said(content: bytes) -> Said:
-    """What a sidecar said; raises msgspec.DecodeError or ValidationError."""
+    """Decode a sidecar's frame; raises msgspec.DecodeError or ValidationError."""
     return _SAID.decode(content)
 
 
 def decode_told(content: bytes) -> Told:
-    """What it was told; raises likewise."""
+    """Decode a coordinator's frame; raises msgspec.DecodeError or ValidationError."""
     return _TOLD.decode(content)

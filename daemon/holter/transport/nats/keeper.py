@@ -1,4 +1,4 @@
-"""The lease, carried out: a thread with a line of its own, so that a long judgement does not cost the coordinator its place.
+"""Keeps the lease, in a thread with its own connection, so that a long judgement does not cost the coordinator its place.
 
 stand by ──look──▶ decide ──take──▶ renew ... renew ──▶ released | ended | taken by another
 """
@@ -23,9 +23,9 @@ from holter.transport.nats.subjects import BUCKET, BUCKET_STREAM, Subjects
 from holter.transport.nats.tail import NOT_CLUSTERED, REPLICAS
 
 BUCKET_TTL_S = 30 * 86400.0
-"""Runs that nobody has watched for so long are forgotten."""
+"""Seconds after which runs that nobody has watched are forgotten."""
 PAUSE_S = 0.2
-"""Between two tries to reach a server."""
+"""Seconds between two attempts to reach a server."""
 END_S = 2.0
 TICK_S = 0.05
 WRONG_LAST = (10071, 10164)
@@ -34,17 +34,20 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Of one coordinator: `start`, wait until `is_held`, ask `standing` before each order, `close` at the end."""
+    """The lease of one coordinator.
+
+    `start` it, wait until `is_held`, ask `standing` before each order, `close` it at the end.
+    """
 
     def __init__(self, place: NatsPlace, run_id: str, on_change: Callable[[], None]) -> None:
         self.token = 0
-        """Of the lease that is or was held."""
+        """Token of the lease that is or was held."""
         self.why = ""
-        """Why it was taken, or what is waited for."""
+        """Why the lease was taken, or what is being waited for."""
         self.holder = ""
-        """Who has it, if not we."""
+        """Who holds it, if it is somebody else."""
         self.is_over = False
-        """The run ended while we stood by."""
+        """Whether the run ended while this coordinator stood by."""
         self.taken_s = 0.0
         self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         self._place, self._subjects, self._on_change = place, Subjects(run_id), on_change
@@ -60,26 +63,26 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._work, name="holter-lease", daemon=True)
 
     def start(self) -> None:
-        """In the background."""
+        """Begin in the background."""
         self._thread.start()
 
     @property
     def is_held(self) -> bool:
-        """It was taken; it may have been lost since."""
+        """Whether the lease was taken; it may have been lost since."""
         return self._is_held
 
     def standing(self) -> Standing:
-        """What may be done now; asked before each order, and before each write."""
+        """Return what may be done now; asked before each order, and before each write."""
         return law.standing(self._asked_s, clock.monotonic_s(), is_taken=self._is_lost or not self._is_held)
 
     def sign(self, card: bytes = b"") -> None:
-        """The coordinator judges, and this is shown of its run."""
+        """Confirm that the coordinator still judges; `card` is what is shown of its run."""
         self._sign_s = clock.monotonic_s()
         if card:
             self._card = msgspec.Raw(card)
 
     def close(self, state: State = "released") -> None:
-        """Give it up, or say that the run has ended; takes at most END_S."""
+        """Give the lease up, or record that the run has ended; takes at most END_S."""
         self._end = state
         self._is_closing.set()
         self._has_ended.wait(END_S)
@@ -162,7 +165,7 @@ class LeaseKeeper:
             await asyncio.sleep(TICK_S)
 
     async def _find_own(self, line: OpenLine, now: Lease) -> int | None:
-        """Somebody wrote since: it may have been we, and the answer was lost. Then it is written on top of that."""
+        """Renew on top of somebody's write that may have been our own, whose answer was lost; None if it was not."""
         revision, known = await self._read(line)
         if known is None or (known.holder, known.token) != (self._me, self.token):
             self.holder = known.holder if known is not None else "nobody"
@@ -182,7 +185,7 @@ class LeaseKeeper:
             return found.seq, None
 
     async def _write(self, line: OpenLine, what: Lease, last: int) -> int | None:
-        """Its revision; None if another revision than `last` is the newest."""
+        """Write the lease and return its revision; None if another revision than `last` is the newest."""
         from nats.js.errors import APIError  # noqa: PLC0415 - an extra
 
         headers = {"Nats-Expected-Last-Subject-Sequence": str(last)}

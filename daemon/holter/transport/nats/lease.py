@@ -1,12 +1,13 @@
-"""Who may give orders, where several coordinators of a run want to. Pure: times are arguments, by the clock of durations.
+"""Decides who may give orders, if several coordinators of a run want to. Pure: times are arguments, by the clock for durations.
 
     nobody ──take──▶ held ──renewed every 0.4 s──▶ held ...
-                      │ not renewed for LEASE_S, seen by who looked all the time
+                      │ not renewed for LEASE_S, as seen by one who looked all the time
                       ▼
                     taken by another, with the next token
 
-The holder believes in its lease for less time than others wait: from the moment at which it asked for the last renewal that was granted. A server that
-does not answer makes the holder stand still, not lose: nobody else can take it meanwhile. Time in which a waiting one could not look counts for nothing.
+The holder trusts its lease for less time than others wait, counted from the moment at which it asked for the last
+renewal that was granted. A server that does not answer makes the holder pause, not lose: nobody else can take the lease
+meanwhile. For one who waits, time in which it could not look does not count.
 """
 
 from dataclasses import dataclass, replace
@@ -15,27 +16,27 @@ from typing import Literal
 import msgspec
 
 LEASE_S = 1.6
-"""A lease that is not renewed for so long may be taken."""
+"""Seconds without a renewal after which a lease may be taken."""
 TRUST_S = 1.3
-"""So long its holder gives orders after a renewal."""
+"""Seconds after a renewal in which its holder gives orders."""
 RENEW_S = 0.4
 LOOK_S = 0.2
-"""Between two looks of who waits."""
+"""Seconds between two looks by one who waits."""
 SIGN_S = 15.0
-"""A coordinator whose judging stood still for so long is not renewed."""
+"""Seconds without judging after which a coordinator's lease is not renewed."""
 
 State = Literal["held", "released", "ended"]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down of it, and of the run."""
+    """What is stored of the lease, and of the run."""
 
     token: int
-    """Grows with every holder."""
+    """Number that grows with every holder."""
     holder: str
-    """A name that nobody else has."""
+    """Name of the holder, which nobody else has."""
     state: State = "held"
-    """`released`: take it at once; `ended`: the run is over."""
+    """`released`: anyone may take it at once; `ended`: the run is over."""
     card: msgspec.Raw = msgspec.Raw(b"null")
     """What is shown of the run."""
 
@@ -45,33 +46,33 @@ class Sighting:
     """What a waiting coordinator has seen of the lease."""
 
     revision: int = 0
-    """Of the newest that was seen; 0: there is none."""
+    """Newest revision that was seen; 0 if there is none."""
     lease: Lease | None = None
     looked_s: float | None = None
-    """When it last looked."""
+    """When it last looked; None: not yet."""
     unchanged_s: float = 0.0
-    """How long it has seen this revision, looking all the time."""
+    """Seconds for which it has seen this revision, looking all the time."""
     has_waited: bool = False
-    """It saw a lease that was held."""
+    """Whether it has seen a lease that was held."""
 
 
 Decision = Literal["take", "wait", "over"]
 
 
 def look(before: Sighting, revision: int, lease: Lease | None, now_s: float) -> Sighting:
-    """One look."""
+    """Return what is known after one more look."""
     seen = replace(before, revision=revision, lease=lease, looked_s=now_s)
     if lease is None or revision != before.revision:
         return replace(
             seen, unchanged_s=0.0, has_waited=before.has_waited or (lease is not None and lease.state == "held")
         )
     since_s = now_s - before.looked_s if before.looked_s is not None else 0.0
-    # A pause of its own is nobody's silence.
+    # A pause of our own must not count as the holder's silence.
     return replace(seen, unchanged_s=before.unchanged_s + min(max(0.0, since_s), 2 * LOOK_S))
 
 
 def decide(seen: Sighting, me: str) -> tuple[Decision, str]:
-    """What a waiting coordinator does, and why."""
+    """Return what a waiting coordinator does, and why."""
     if seen.lease is None:
         return ("wait", "nobody has looked yet") if seen.looked_s is None else ("take", "nobody holds it")
     if seen.lease.holder == me:
@@ -86,7 +87,10 @@ def decide(seen: Sighting, me: str) -> tuple[Decision, str]:
 
 
 def next_token(seen: Sighting) -> int:
-    """Of who takes it: above every former one, also where what lies there cannot be read, since each was below its own revision."""
+    """Return the token for taking the lease, above every former one.
+
+    This also holds if the stored lease cannot be read, because each token was below its own revision.
+    """
     return seen.revision + 1
 
 
@@ -94,7 +98,7 @@ Standing = Literal["valid", "suspended", "lost"]
 
 
 def standing(asked_s: float, now_s: float, *, is_taken: bool) -> Standing:
-    """What the holder may believe; `asked_s`: when it asked for the last renewal that was granted."""
+    """Return what the holder may assume; `asked_s`: when it asked for the last renewal that was granted."""
     if is_taken:
         return "lost"
     return "valid" if now_s - asked_s < TRUST_S else "suspended"

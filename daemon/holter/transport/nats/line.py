@@ -1,4 +1,4 @@
-"""One connection to the servers. When it is lost it is over: whoever needs another opens one, at once or after a pause, and introduces itself again.
+"""One connection to the servers. It never reconnects: whoever needs another one opens it and introduces itself again.
 
     nats://host:4222,nats://other:4222      in the clear, unless TLS is set
     tls://host:4222                         by TLS
@@ -28,28 +28,28 @@ SCHEMES = ("nats", "tls")
 INBOX = "_INBOX_"
 CONNECT_S = 2.0
 PING_S = 1.5
-"""A server that leaves two of these unanswered is given up."""
+"""Seconds between pings; a server that leaves two unanswered is given up."""
 PENDING_BYTES = 16 * 2**20
-"""What may wait for the socket."""
+"""Largest number of bytes that may wait for the socket."""
 
 logger = logging.getLogger(__name__)
-# What it says of a lost connection we say ourselves.
+# What it would say of a lost connection is logged here.
 logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
 class NatsPlace:
-    """Where the servers are, and by what right."""
+    """Where the servers are, and with which credentials to connect."""
 
     address: str
-    """One or several, separated by commas."""
+    """One address or several, separated by commas."""
     credentials: str = ""
-    """Path of a file."""
+    """Path of a file of credentials."""
     tls: TlsFiles = NO_TLS
 
     @property
     def server(self) -> str:
-        """One of them: not all go to the first one, and who finds it dead draws again."""
+        """A randomly chosen server: so not all connect to the first one, and after a dead one another is drawn."""
         return random.choice([part.strip() for part in self.address.split(",") if part.strip()])  # noqa: S311 - no secret
 
     @property
@@ -58,13 +58,13 @@ class NatsPlace:
         return "," in self.address
 
     def problem(self) -> str | None:
-        """Why this cannot work, if so."""
+        """Return why this cannot work; None if it can."""
         if importlib.util.find_spec("nats") is None:
             return "NATS needs the package nats-py: pip install 'holter[nats]'"
         return None
 
     def options(self, who: str) -> dict[str, Any]:
-        """For the client; `who` is rank-N, coordinator or reader. Raises OSError, UsageError."""
+        """Return options for the client; `who` is rank-N, coordinator or reader. Raises OSError, UsageError."""
         found: dict[str, Any] = {"inbox_prefix": inbox_of(who), "name": f"holter {who}"}
         if self.address.startswith("tls://") or self.tls.certificate or self.tls.ca:
             context = self.tls.client()
@@ -86,12 +86,12 @@ class NatsPlace:
 
 
 def inbox_of(who: str) -> str:
-    """Where answers come: nobody else's permissions reach there."""
+    """Return the prefix of the subjects for answers; nobody else's permissions reach there."""
     return f"{INBOX}{who}"
 
 
 class OpenLine:
-    """A connection while it stands."""
+    """A connection, as long as it lasts."""
 
     def __init__(self, client: "Client") -> None:
         self.client = client
@@ -99,18 +99,18 @@ class OpenLine:
         self.opened_s = clock.monotonic_s()
         self.is_lost = asyncio.Event()
         self.denied = ""
-        """What the server last did not permit."""
+        """The last operation that the server did not permit, in its words."""
 
     async def lost(self) -> None:
-        """Ends when the connection does."""
+        """Return when the connection is lost."""
         await self.is_lost.wait()
 
     async def on_closed(self) -> None:
-        """The client calls it."""
+        """Note the end of the connection; called by the client."""
         self.is_lost.set()
 
     async def on_error(self, error: Exception) -> None:
-        """The client calls it; an error that ends the line ends it anyway."""
+        """Log missing permissions; called by the client. Errors that end the connection are reported elsewhere."""
         text = str(error)
         if "ermissions" in text and text != self.denied:
             self.denied = text
@@ -118,13 +118,13 @@ class OpenLine:
 
     @property
     def max_bytes(self) -> int:
-        """The largest message."""
+        """Size of the largest message."""
         return int(self.client.max_payload)
 
 
 @contextlib.asynccontextmanager
 async def line_to(place: NatsPlace, who: str) -> AsyncIterator[OpenLine]:
-    """Connect to one of the servers; raises whatever keeps it from that."""
+    """Connect to one of the servers; raises whatever prevents it."""
     from nats.aio.client import Client  # noqa: PLC0415 - an extra, and only who uses NATS has it
 
     client = Client()
@@ -154,7 +154,7 @@ async def line_to(place: NatsPlace, who: str) -> AsyncIterator[OpenLine]:
 
 
 def failures(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What a line and what goes over it may raise, and these."""
+    """Return the exceptions that a connection and its use may raise, and these."""
     import nats.errors  # noqa: PLC0415 - as above
 
     return (nats.errors.Error, OSError, TimeoutError, UsageError, ValueError, *others)

@@ -1,10 +1,10 @@
-"""The coordinator's end: reads the run's stream from its position on, hears who is there, and tells sidecars what its token gives it the right to.
+"""The coordinator's end: it reads the run's stream from its position on, notes who is there, and sends its orders.
 
     stream ──▶ Tail ──▶ Greeting: connect, Welcome            alive ──▶ hear      clock ──▶ ClockTold
                     ──▶ Report, HostReport, Goodbye: hear
 
-NATS tells nobody that a client has gone. Who is quiet is asked: if he was connected to our own server and that says that nobody listens there, his
-line was closed; otherwise he falls silent.
+NATS tells nobody that a client has gone. A quiet one is asked: if it was connected to our own server, and that says
+that nobody listens there, its connection was closed; otherwise it counts as silent.
 """
 
 import asyncio
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 BEACON_S = 1.0
 QUIET_S = 2.0
-"""Who has not been heard for so long is asked whether he is there."""
+"""Seconds of silence after which a sidecar is asked whether it is there."""
 PROBE_S = 0.8
 MAX_PROBES = 256
-"""At once: of a whole network that is gone not everybody is asked."""
+"""Largest number of simultaneous probes: if a whole network is gone, not everybody is asked."""
 GONE_AFTER = 2
-"""So often nobody listened."""
+"""Number of probes without a listener after which a sidecar counts as gone."""
 PAUSE_S = 0.3
 QUESTIONS_OF_ONE = 2**32
-"""Numbers of questions that each holder of the lease has for itself."""
+"""Range of question numbers that each holder of the lease has for itself."""
 OK = 1000
-"""Code with which a sidecar's line is closed that has said Goodbye."""
+"""Code for closing the connection of a sidecar that has said Goodbye."""
 
 logger = logging.getLogger(__name__)
 
 
 class NatsListener:
-    """Who is there, and what was asked of whom."""
+    """Keeps track of who is connected, and of what was asked of whom."""
 
     def __init__(  # noqa: PLR0913 - a listener's four, and by what right it speaks
         self,
@@ -70,7 +70,7 @@ class NatsListener:
     ) -> None:
         self.refused = 0
         self.num_withheld = 0
-        """Words that were not said because another coordinator may give the orders."""
+        """Number of messages withheld because another coordinator may give the orders."""
         self._receiver, self._token, self._on_urgent, self._hold = receiver, token, on_urgent, hold
         self._place, self._right = place, right
         self._subjects = Subjects(receiver.run_id)
@@ -89,26 +89,26 @@ class NatsListener:
         app.on_cleanup.append(self._stop)
 
     async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
-        """Ask for tables and hand the answers to the receiver; whoever does not answer in time does not have it."""
+        """Ask for tables and pass the answers to the receiver; no answer in time counts as not available."""
         answers = await asyncio.gather(*(self._ask(key, deadline_s) for key in keys))
         for key, answer in zip(keys, answers, strict=True):
             self._receiver.hear_table(key, answer, clock.wall_ns())
 
     async def examine(self, keys: Sequence["ExamKey"]) -> None:
-        """Ask for examinations; the answers come as observations, whenever they come."""
+        """Ask for examinations; the answers come later, as observations."""
         for key in keys:
             await self._tell_ranks(wire.Examine(asked_ns=key.asked_ns, depth=key.depth), [key.rank])
 
     async def order(self, order: Order, ranks: Sequence[int]) -> None:
-        """Tell these ranks' sidecars; whoever cannot be told is told again by who repeats it."""
+        """Give an order to these ranks' sidecars; whoever repeats it tells those that could not be reached."""
         await self._tell_ranks(wire.Halt(order=order), ranks)
 
     async def notify(self, rank: int, notice: wire.Notice) -> bool:
-        """Tell one rank's sidecar; False when it could not be told."""
+        """Send a notice to one rank's sidecar; False if that was not possible."""
         return self._callers.reached(rank) is not None and await self._tell_ranks(notice, [rank])
 
     async def hang_up(self) -> None:
-        """Let everybody go: the coordinator ends."""
+        """Release everybody, because the coordinator ends."""
         await self._tell(ALL, LetGo())
         if self._line is not None:
             with contextlib.suppress(*failures()):
@@ -164,7 +164,7 @@ class NatsListener:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _find_position(self, line: OpenLine) -> None:
-        """Where a former coordinator of this life stopped; a new life begins at the end."""
+        """Continue where a former coordinator of this life stopped; a new life begins at the end of the stream."""
         last = await make_stream(line, self._subjects)
         if not self._has_begun:
             taken = self._receiver.taken
@@ -173,7 +173,8 @@ class NatsListener:
                 await self._hear_hellos(line)
             else:
                 self._tail.position = last
-                # Nobody is welcomed before, and who is not says nothing yet: a successor reads all that is said to us, however short our life.
+                # Nobody is welcomed before this, and sidecars send nothing before their Welcome: so a successor reads
+                # all that is sent to us, however short our life is.
                 await self._receiver.begin_at(last)
             self._has_begun = True
         elif self._tail.position > last:
@@ -181,12 +182,12 @@ class NatsListener:
             self._tail.position = 0
 
     async def _hear_hellos(self, line: OpenLine) -> None:
-        """The last one of each rank: of those that will not come again, too."""
+        """Read the last Greeting of each rank, including ranks that will not come again."""
         async for message in last_hellos(line, self._subjects):
             await self._on_said(message)
 
     async def _shine(self) -> None:
-        """Say who the coordinator is."""
+        """Announce the coordinator once a second."""
         while True:
             await self._tell(ALL, Beacon())
             self._look_at_position()
@@ -223,7 +224,7 @@ class NatsListener:
             self._end(name, caller)
 
     def _end(self, name: str, caller: Caller) -> None:
-        """Nobody speaks by this name any more."""
+        """Note that nobody speaks by this name any more."""
         if caller.is_gone:
             return
         caller.is_gone = True
@@ -237,7 +238,7 @@ class NatsListener:
         caller.heard_s, caller.num_unheard = clock.monotonic_s(), 0
 
     async def _on_said(self, message: "Msg") -> None:
-        """From the stream."""
+        """Take in a message from the stream."""
         name = speaker_of(message.subject)
         try:
             said = frames.decode_said(message.data)
@@ -275,7 +276,7 @@ class NatsListener:
             await self._take(name, said, num_bytes)
 
     def _let_in(self, name: str, former: Caller | None, caller: Caller, hello: wire.Opening) -> None:
-        """Somebody is there, perhaps in the place of another."""
+        """Take in a new sender, perhaps in place of another one."""
         now_ns = clock.wall_ns()
         if isinstance(hello, wire.Hello):
             hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, hello.host))
@@ -287,7 +288,7 @@ class NatsListener:
             self._end(name, former)
         caller.host = HostLine(self._receiver, partial(reachable, host=hello.host))
         self._callers.by_name[name] = caller
-        # Its reports that are in the stream since then do not say again who is there.
+        # Its reports in the stream since then do not repeat who is there.
         came, _ = caller.host.join(wire.HostReport(joined=hello.members), now_ns)
         for rank in came:
             self._callers.route(rank, name)
@@ -398,7 +399,7 @@ class NatsListener:
         received_ns = clock.wall_ns()
         with contextlib.suppress(*failures(*UNREADABLE)):
             asked = frames.decode_said(message.data).message
-            # An answer goes to an inbox, and nowhere else where our permissions reach.
+            # An answer goes to an inbox, and to nothing else that our permissions would allow.
             if isinstance(asked, wire.ClockAsked) and message.reply.startswith(INBOX):
                 told = wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns())
                 await message.respond(self._frame(told))
@@ -410,7 +411,7 @@ class NatsListener:
             return None
         name, caller = reached
         if caller.host is not None:
-            # An answer to a coordinator before us is none to us.
+            # An answer to a former coordinator must not be taken for one to us.
             self._questions.num_asked = max(self._questions.num_asked, self._right.token * QUESTIONS_OF_ONE)
             return await self._questions.ask(key, deadline_s, lambda fetch: self._tell_ranks(fetch, [rank]))
         asked = self._frame(wire.Fetch(request=0, tensor_class=tensor_class, step=step))
@@ -424,14 +425,14 @@ class NatsListener:
         return said.message.observation if is_own and isinstance(said.message, wire.Fetched) else None
 
     async def _tell_ranks(self, message: wire.Passed, ranks: Sequence[int]) -> bool:
-        """Tell these ranks' sidecars, those of one agent by one message; False when nobody could be told."""
+        """Send to these ranks' sidecars, with one message for all ranks of an agent; False if nobody could be told."""
         straight, by_agent = self._callers.apart(ranks)
         told = [await self._tell(name, message) for name in straight]
         told += [await self._tell(name, wire.ToRanks(ranks=those, message=message)) for name, those in by_agent.items()]
         return any(told)
 
     async def _tell(self, who: str, message: Any) -> bool:
-        """False when there is no line, or no right to speak."""
+        """Send a message; False if there is no connection, or no right to send."""
         if self._line is None:
             return False
         if self._right.standing() != "valid":
@@ -447,14 +448,20 @@ class NatsListener:
 
 
 def speaker_of(subject: str) -> str | None:
-    """Who said it, as the server lets nobody else say it: a rank's number, or a host's name for its agent."""
+    """Return the sender's name: a rank's number, or a host's name for its agent.
+
+    The server's permissions prevent others from using it.
+    """
     word = subject.rpartition(".")[2]
     is_rank = word.isascii() and word.isdigit() and len(word) < 8  # noqa: PLR2004
     return word if (is_rank and str(int(word)) == word) or word.startswith(HOST) else None
 
 
 def reachable(address: str, host: str) -> str:
-    """Where a sidecar serves its metrics: on the host that it names, which nobody can check here, unless it listens on loopback alone."""
+    """Return the address at which a sidecar serves its metrics.
+
+    The host is the one that it names, which cannot be checked here, unless the sidecar listens on loopback alone.
+    """
     scheme = SCHEME if address.startswith(SCHEME) else ""
     named, _, port = address.removeprefix(scheme).rpartition(":")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16 and host):

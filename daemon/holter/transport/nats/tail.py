@@ -1,9 +1,9 @@
-"""The run's stream: made bounded, and read from a position on.
+"""The run's stream: made with limits, and read from a position on.
 
-    position 41 ──▶ [42][43][44] ... [97] now ──▶ each in order, once;  what the limits took away before it was read is counted
+    position 41 ──▶ [42][43][44] ... [97] now ──▶ each in order, once;  what the limits removed before it was read is counted
 
-A consumer that nobody acknowledges: the position is ours, in the journal. One that is interrupted (its server died, a message was lost) is made
-again from where it was.
+The consumer needs no acknowledgements: the position is ours, in the journal. One that is interrupted (its server died,
+a message was lost) is made again at that position.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 STREAM_BYTES = 2**30
 STREAM_AGE_S = 24 * 3600.0
 DUPLICATES_S = 120.0
-"""So long a message that is sent again is known again."""
+"""Seconds for which the server recognises a message that is sent again."""
 HEARTBEAT_S = 1.0
 SILENT_S = 3.0
-"""A consumer that gives no heartbeat for so long is made again."""
+"""Seconds without a heartbeat after which a consumer is made again."""
 LAST_WORD_S = 1.0
 STILL_S = 90.0
-"""Who has introduced himself within this time is there: each does so once a minute."""
+"""Seconds since its Greeting for which a sender counts as there: each repeats it once a minute."""
 NOT_CLUSTERED = 10074
 WRONG_CONFIG = 10058
 REPLICAS = 3
@@ -42,20 +42,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a message stands, as the server says it in the reply address."""
+    """Position of a message, which the server gives in the reply address."""
 
     sequence: int
-    """In the stream."""
+    """Number of the message in the stream."""
     delivered: int
-    """By this consumer, from 1."""
+    """Number of the message for this consumer, from 1."""
     at_ns: int
-    """When the server took it, by its clock."""
+    """When the server received it, in nanoseconds by its clock."""
     pending: int
-    """Behind it in the stream."""
+    """Number of messages behind it in the stream."""
 
 
 def place_of(reply: str) -> Place | None:
-    """`$JS.ACK.STREAM.CONSUMER.TIMES.SEQUENCE.DELIVERED.TIME.PENDING`; newer servers put a domain and an account in between."""
+    """Parse `$JS.ACK.STREAM.CONSUMER.TIMES.SEQUENCE.DELIVERED.TIME.PENDING`; None for anything else.
+
+    Newer servers put a domain and an account in between.
+    """
     words = reply.split(".")
     if words[:2] != ["$JS", "ACK"] or len(words) < 9:  # noqa: PLR2004
         return None
@@ -67,7 +70,10 @@ def place_of(reply: str) -> Place | None:
 
 
 async def make_stream(line: OpenLine, subjects: Subjects) -> int:
-    """Make it unless it is there; its last message. Of a cluster three servers keep it. Raises what nats-py does."""
+    """Make the stream unless it exists; return the number of its last message.
+
+    In a cluster three servers keep it. Raises what nats-py does.
+    """
     from nats.js import api, errors  # noqa: PLC0415 - an extra
 
     with contextlib.suppress(errors.NotFoundError):
@@ -95,7 +101,7 @@ async def make_stream(line: OpenLine, subjects: Subjects) -> int:
 
 
 async def last_hellos(line: OpenLine, subjects: Subjects) -> "AsyncIterator[Msg]":
-    """The last one of each who introduced himself, as far as they come in time."""
+    """Yield the last Greeting of each sender, as far as they arrive in time."""
     from nats.js import api  # noqa: PLC0415 - an extra
 
     sub = await line.client.subscribe(inbox := line.client.new_inbox())
@@ -116,7 +122,7 @@ async def last_hellos(line: OpenLine, subjects: Subjects) -> "AsyncIterator[Msg]
 
 
 async def speaks(place: NatsPlace, run_id: str) -> bool:
-    """Whether somebody whom a coordinator of this run has heard before still speaks."""
+    """Whether a sender that a coordinator of this run has welcomed before is still there."""
     with contextlib.suppress(*failures(*UNREADABLE)):
         async with line_to(place, "coordinator") as line:
             async for message in last_hellos(line, Subjects(run_id)):
@@ -128,13 +134,13 @@ async def speaks(place: NatsPlace, run_id: str) -> bool:
 
 
 class Tail:
-    """Reads one run's stream; `run` until the line is lost, then again on the next one."""
+    """Reads one run's stream; `run` it until the connection is lost, then again on the next one."""
 
     def __init__(self, subjects: Subjects, hear: Callable[["Msg"], Awaitable[None]]) -> None:
         self.position = 0
-        """The last message that was heard."""
+        """Number of the last message that was read."""
         self.num_lost = 0
-        """Messages that the stream's limits took away before they were heard."""
+        """Number of messages that the stream's limits removed before they were read."""
         self.has_caught_up = False
         self._subjects, self._hear = subjects, hear
         self._delivered = 0
@@ -143,7 +149,7 @@ class Tail:
         self._waiting: asyncio.Queue[Msg] = asyncio.Queue()
 
     async def run(self, line: OpenLine) -> None:
-        """Raises what nats-py does."""
+        """Read until the connection is lost. Raises what nats-py does."""
         while not line.is_lost.is_set():
             inbox = line.client.new_inbox()
             self._waiting = asyncio.Queue()
@@ -204,7 +210,7 @@ class Tail:
         headers: Any = message.headers or {}
         if headers.get("Status") == "100":
             if message.reply:
-                # Flow control: the server waits for this word.
+                # Flow control: the server waits for this answer.
                 await message.respond(b"")
             elif not self._waiting.qsize() and _number(headers.get("Nats-Last-Consumer")) > self._delivered:
                 self._is_broken.set()

@@ -1,1 +1,1 @@
-"""Records over a WebSocket on the coordinator's one port: the default."""
+"""The default transport: records over a WebSocket on the coordinator's only port."""

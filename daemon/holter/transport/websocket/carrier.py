@@ -1,4 +1,4 @@
-"""The sidecar's or agent's end of the stream: one WebSocket to the coordinator, or to the agent on this host, which reconnects by itself.
+"""The sidecar's or agent's end: a WebSocket to the coordinator, or to the host's agent, that reconnects by itself.
 
     connect -> Hello -> Welcome -> Report, Report, ... -> Goodbye -> the coordinator closes
        ^__________ backoff __________|  at any failure: refused, garbage, too large a frame, silence
@@ -23,16 +23,16 @@ from holter.transport.speech import RECENT_S, Speech
 from holter.transport.tls import SCHEME
 
 UNIX = "unix:"
-"""How the address of an agent on this host begins."""
+"""Beginning of the address of an agent on this host."""
 CLOCK_FIRST = 4
-"""Questions for the clock that are asked soon one after the other."""
+"""Number of first questions for the clock that are asked in quick succession."""
 _ORDERLY = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.GOING_AWAY)
 
 logger = logging.getLogger(__name__)
 
 
 class _ConnectionEndedError(Exception):
-    """This connection is over, with the reason; the next one may do better."""
+    """This connection is over, for this reason; the next one may do better."""
 
 
 class _ReplacedError(_ConnectionEndedError):
@@ -40,21 +40,25 @@ class _ReplacedError(_ConnectionEndedError):
 
 
 class WebSocketCarrier:
-    """Carries a speech; `start` it in a running event loop, `close` it at the end. `address` is `host:port`, that behind `https://`, or `unix:` and a path."""
+    """Carries a speech; `start` it in a running event loop, `close` it at the end.
+
+    `address` is `host:port`, `https://host:port`, or `unix:` and a path.
+    """
 
     def __init__(
         self, address: str, token: str, speech: Speech, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
         self.is_connected = False
         self.heard_s = 0.0
-        """When the coordinator last sent anything, if only the answer to a ping, or hung up, or its agent says so; on the clock of durations."""
+        """When the coordinator last sent anything, even the answer to a ping or a close, or when its agent says that it
+        did; by the clock for durations."""
         self.reconnects = 0
         self.garbage = 0
-        """Frames of the coordinator that could not be read."""
+        """Number of the coordinator's frames that could not be read."""
         self.refusal = ""
-        """Why the coordinator last turned us away."""
+        """Why the coordinator last refused us; empty if it did not."""
         self.clock = ClockOffset()
-        """How far this host's clock is from the coordinator's."""
+        """The estimated offset of the coordinator's clock."""
         self._socket_path = address.removeprefix(UNIX) if address.startswith(UNIX) else ""
         self._url = f"{address}/ingest" if address.startswith(SCHEME) else f"http://{address}/ingest"
         if self._socket_path:
@@ -75,16 +79,16 @@ class WebSocketCarrier:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect, in the background."""
+        """Begin to connect in the background."""
         self._speech.on_news = self._news
         self._speech.keep_s = RECENT_S
         self._speech.max_bytes = wire.MAX_FRAME_BYTES
-        # What was said before is not kept waiting.
+        # Records queued earlier need not wait.
         self._urgent.set()
         self._task = asyncio.create_task(self._run(), name="carrier")
 
     async def stop(self) -> None:
-        """Give up at once, without a word: another carrier goes on with the speech."""
+        """Give up at once without a goodbye, because another carrier continues with the speech."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=self._settings.close_timeout_s)
@@ -96,7 +100,7 @@ class WebSocketCarrier:
             self._urgent.set()
 
     async def close(self, deadline_s: float) -> bool:
-        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
+        """Send what is left and a Goodbye, then answer until the coordinator hangs up; False if that was not done in time."""
         self._closing.set()
         self._wake.set()
         self._urgent.set()
@@ -109,7 +113,7 @@ class WebSocketCarrier:
         return self._has_said_goodbye
 
     async def _run(self) -> None:
-        """Connect until the last word is said."""
+        """Connect again and again until everything has been sent."""
         while True:
             began_s = clock.monotonic_s()
             replaced_pause_s = 0.0
@@ -143,10 +147,10 @@ class WebSocketCarrier:
         await _signalled(self._closing, seconds)
 
     async def _converse(self) -> bool:
-        """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
+        """Serve one connection from Hello to its end; True once Goodbye was sent on it and the coordinator hung up."""
         wait_s = self._settings.connect_timeout_s
         timeout = aiohttp.ClientTimeout(total=None, connect=wait_s, sock_connect=wait_s)
-        # Made anew each time: a session closes its connector.
+        # Made anew each time, because a session closes its connector.
         local = aiohttp.UnixConnector(self._socket_path) if self._socket_path else None
         async with aiohttp.ClientSession(timeout=timeout, connector=local) as session:
             async with asyncio.timeout(wait_s):
@@ -186,14 +190,14 @@ class WebSocketCarrier:
         self._speech.begin()
         self._wake.set()
         self.is_connected = True
-        # A coordinator without a boot id does not know the question.
+        # A coordinator without a boot id does not know the question for the clock.
         self._asks_clock = message.boot_id not in ("", self._speech.hello.boot_id)
         if message.boot_id == self._speech.hello.boot_id:
             self.clock.be_same()
         self._tell(message)
 
     async def _exchange(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
-        """Talk and listen until one of the two ends."""
+        """Send and receive until one of the two ends."""
         talk = asyncio.create_task(self._talk(socket))
         listen = asyncio.create_task(self._listen(socket))
         try:
@@ -212,7 +216,7 @@ class WebSocketCarrier:
             await asyncio.gather(talk, listen, return_exceptions=True)
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Report at most every interval, at once if urgent, and now and then in any case; returns when Goodbye is said."""
+        """Report at most once per interval, at once if urgent, and now and then in any case; return after Goodbye."""
         while True:
             await _signalled(self._wake, self._settings.keepalive_s)
             is_quiet = not self._wake.is_set()
@@ -246,7 +250,7 @@ class WebSocketCarrier:
             raise
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Hand every message to the owner; returns when the coordinator hangs up."""
+        """Pass every message to the owner; return when the coordinator hangs up."""
         while (message := await self._receive(socket)) is not None:
             if isinstance(message, wire.ClockTold):
                 self.clock.learn(
@@ -268,13 +272,13 @@ class WebSocketCarrier:
     def _hear_of_coordinator(self, told: wire.Relayed) -> None:
         self.is_connected = told.is_connected
         now_s = clock.monotonic_s()
-        # An agent lets us in before the coordinator has said whether it does.
+        # An agent accepts us before the coordinator has said whether it does.
         if not self.refusal or now_s - self._since_s > self._settings.steady_after_s:
             self.refusal = ""
             self.heard_s = max(self.heard_s, now_s - told.ago_s)
 
     async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> wire.Downward | None:
-        """The next message that can be read; None at the connection's end."""
+        """Return the next readable message; None at the connection's end."""
         num_garbage = 0
         while True:
             frame = await self._next_frame_of(socket)
@@ -297,10 +301,11 @@ class WebSocketCarrier:
                 raise _ConnectionEndedError("the coordinator talks nonsense")
 
     async def _next_frame_of(self, socket: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage:
-        """The next one that is no ping."""
+        """Return the next frame that is no ping or pong."""
         while True:
             frame = await socket.receive()
-            # An agent's own signs of life are not the coordinator's, and one that turns us away does not watch us.
+            # An agent's own signs of life are not the coordinator's, and a coordinator that refuses us does not watch
+            # us.
             if not self._socket_path and not _is_no_sign(frame):
                 self.heard_s = clock.monotonic_s()
             if frame.type is aiohttp.WSMsgType.PING:
@@ -326,13 +331,13 @@ class WebSocketCarrier:
 
 
 def _is_no_sign(frame: aiohttp.WSMessage) -> bool:
-    """A line that was given up for want of an answer, or a coordinator that turned us away."""
+    """Whether a frame is no sign of life: a connection given up for lack of an answer, or a refusal."""
     is_refusal = frame.type is aiohttp.WSMsgType.CLOSE and frame.data >= wire.REFUSED
     return is_refusal or frame.type is aiohttp.WSMsgType.ERROR
 
 
 async def _signalled(event: asyncio.Event, deadline_s: float) -> None:
-    """Wait for it, but not for longer."""
+    """Wait for the event, for at most so many seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):
             await event.wait()

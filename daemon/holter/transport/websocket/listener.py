@@ -1,4 +1,6 @@
-"""The coordinator's end, and an agent's towards its sidecars: one WebSocket a rank or agent, at /ingest, with the token; the newest wins.
+"""The coordinator's end, or an agent's towards its sidecars: one WebSocket per rank or agent, at /ingest, with the token.
+
+The newest connection of a rank wins.
 
 401                       wrong token
 close 4000 with a reason  wrong run, protocol, rank, world size; garbage
@@ -34,23 +36,23 @@ if TYPE_CHECKING:
 
 HELLO_DEADLINE_S = 5.0
 MAX_NAMELESS = 64
-"""Connections that are not yet a rank's or an agent's: each may hold a frame that is nearly whole."""
+"""Largest number of connections that have not yet said whose they are; each may hold an almost complete frame."""
 SEND_DEADLINE_S = 5.0
 PING_INTERVAL_S = 10.0
 LOCAL = "unix"
-"""Where a message comes from that came through a unix socket."""
+"""Origin of messages that came through a unix socket."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ListenerClock:
-    """What this side says to be the coordinator's clock."""
+    """The clock that this side tells as the coordinator's."""
 
     now_ns: Callable[[], int] = clock.wall_ns
     clock_id: Callable[[], str] = clock.clock_id
     error_ns: Callable[[], int | None] = lambda: 0
-    """How far off it may be; None: nobody knows, and the question is not answered."""
+    """How far off it may be, in nanoseconds; None: not known, and the question is not answered."""
 
 
 OWN_CLOCK = ListenerClock()
@@ -58,37 +60,37 @@ OWN_CLOCK = ListenerClock()
 
 @dataclass(frozen=True)
 class RankRoute:
-    """How a rank's sidecar is told something."""
+    """The connection by which a rank's sidecar is reached."""
 
     socket: web.WebSocketResponse
     host: HostLine | None = None
-    """It speaks through an agent."""
+    """The agent that the rank speaks through; None if it is connected itself."""
 
 
 class WebSocketListener:
-    """Who is connected, and what was asked of whom."""
+    """Keeps track of who is connected, and of what was asked of whom."""
 
     def __init__(
         self, receiver: Receiver, token: str, on_urgent: Callable[[], None], hold: Callable[[int], Awaitable[None]]
     ) -> None:
         self.refused = 0
-        """Connections that were turned away."""
+        """Number of connections that were refused."""
         self._receiver = receiver
         self._token = token
         self._on_urgent = on_urgent
         self._hold = hold
-        """Ends when a sidecar that said Goodbye may hang up."""
+        """Returns when a sidecar that said Goodbye may hang up."""
         self._routes: dict[int, RankRoute] = {}
         self._nameless: dict[RequestHandler, str] = {}
-        """Connections that have shown the token and not yet said who they are, by address, the oldest first."""
+        """Connections that have shown the token but not yet said whose they are, with their address, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = Questions()
         self._is_over = False
-        """We hang up ourselves."""
+        """Whether this side hangs up itself."""
         self.clock = OWN_CLOCK
-        """An agent tells the coordinator's."""
+        """The clock to tell; an agent tells the coordinator's."""
         self.on_fetched: Callable[[wire.Fetched], None] = _asked_ourselves
-        """An agent passes answers on."""
+        """Called with answers to requests for tables; an agent passes them on."""
 
     def mount(self, app: web.Application) -> None:
         """Listen at /ingest."""
@@ -128,38 +130,38 @@ class WebSocketListener:
         return hello
 
     async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
-        """Ask for tables and hand the answers to the receiver; whoever does not answer in time does not have it."""
+        """Ask for tables and pass the answers to the receiver; no answer in time counts as not available."""
         answers = await asyncio.gather(*(self._ask(key, deadline_s) for key in keys))
         for key, answer in zip(keys, answers, strict=True):
             self._receiver.hear_table(key, answer, clock.wall_ns())
 
     async def examine(self, keys: Sequence["ExamKey"]) -> None:
-        """Ask for examinations; the answers come as observations, whenever they come."""
+        """Ask for examinations; the answers come later, as observations."""
         asked: dict[wire.Examine, list[int]] = {}
         for key in keys:
             asked.setdefault(wire.Examine(asked_ns=key.asked_ns, depth=key.depth), []).append(key.rank)
         await asyncio.gather(*(self._tell(message, ranks) for message, ranks in asked.items()))
 
     async def order(self, order: Order, ranks: Sequence[int]) -> None:
-        """Tell these ranks' sidecars; whoever cannot be told is told again by who repeats it."""
+        """Give an order to these ranks' sidecars; whoever repeats it tells those that could not be reached."""
         await self._tell(wire.Halt(order=order), ranks)
 
     async def notify(self, rank: int, notice: wire.Notice) -> bool:
-        """Tell one rank's sidecar; False when it could not be told."""
+        """Send a notice to one rank's sidecar; False if that was not possible."""
         return await self._tell(notice, [rank])
 
     async def pass_on(self, message: wire.Downward, ranks: Sequence[int]) -> bool:
-        """Tell the sidecars of these ranks, which are connected here; False when one could not be told."""
+        """Send a message to the sidecars of these ranks, which are connected here; False if one could not be told."""
         sockets = [route.socket for rank in ranks if (route := self._routes.get(rank)) is not None]
         sent = await asyncio.gather(*(_send(socket, message) for socket in sockets))
         return len(sent) == len(ranks) and all(sent)
 
     async def tell_all(self, message: wire.Downward) -> None:
-        """Tell everybody who is connected here."""
+        """Send a message to everybody who is connected here."""
         await self.pass_on(message, list(self._routes))
 
     async def release(self, rank: int, code: int, reason: str) -> None:
-        """End this rank's line."""
+        """End this rank's connection."""
         route = self._routes.get(rank)
         if route is None:
             return
@@ -169,13 +171,13 @@ class WebSocketListener:
             await _send(route.socket, wire.Released(rank=rank, code=code, reason=reason))
 
     async def hang_up(self) -> None:
-        """Close every connection: the coordinator ends."""
+        """Close every connection, because the coordinator ends."""
         self._is_over = True
         sockets = {id(route.socket): route.socket for route in self._routes.values()}.values()
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
 
     async def _tell(self, message: wire.Passed, ranks: Sequence[int]) -> bool:
-        """Tell these ranks' sidecars, those of one agent by one message; False when nobody could be told."""
+        """Send to these ranks' sidecars, with one message for all ranks of an agent; False if nobody could be told."""
         straight, by_agent = [], dict[int, tuple[web.WebSocketResponse, list[int]]]()
         for rank in ranks:
             route = self._routes.get(rank)
@@ -187,7 +189,7 @@ class WebSocketListener:
         return any(await asyncio.gather(*straight, *passed))
 
     async def _serve(self, socket: web.WebSocketResponse, hello: wire.Upward | None, remote: str) -> str:
-        """One sidecar or agent from its Hello to its end; returns why it was turned away, empty if it was not."""
+        """Serve one sidecar or agent from its Hello to its end; return why it was refused, empty if it was not."""
         if not isinstance(hello, wire.Opening):
             return "the first message must be Hello"
         reason = refusal(hello, self._receiver)
@@ -254,7 +256,7 @@ class WebSocketListener:
                 self._on_urgent()
 
     async def _let_in(self, route: RankRoute, line: HostLine, report: wire.HostReport, now_ns: int) -> None:
-        """Who comes by this agent now; the newest connection of a rank wins."""
+        """Take in the ranks that now come by this agent; the newest connection of a rank wins."""
         came, refused = line.join(report, now_ns)
         for rank in came:
             former = self._routes.get(rank)
@@ -275,7 +277,7 @@ class WebSocketListener:
         await _send(socket, wire.Welcome(run_id=self._receiver.run_id, run_dir=run_dir, boot_id=self.clock.clock_id()))
 
     def _is_closed(self, socket: web.WebSocketResponse) -> bool:
-        """Whether the other side has closed it, and not we have given it up."""
+        """Whether the other side closed the connection, as opposed to this side giving it up."""
         return not self._is_over and not isinstance(socket.exception(), TimeoutError)
 
     def _replace(self, former: RankRoute | None, rank: int) -> None:
@@ -341,9 +343,10 @@ class WebSocketListener:
 
 
 def reachable(address: str, remote: str) -> str:
-    """Where a sidecar that speaks from `remote` serves its metrics: at the port it names, on its own host and no other, which Prometheus would be sent to.
+    """Return the address at which a sidecar that speaks from `remote` serves its metrics.
 
-    Through an agent the coordinator judges that, by the agent's own address.
+    It is the port that it names on its own host, because Prometheus will be sent there. Through an agent, the
+    coordinator judges that by the agent's own address.
     """
     if remote == LOCAL:
         return address
@@ -355,15 +358,15 @@ def reachable(address: str, remote: str) -> str:
 
 
 def _asked_ourselves(_: wire.Fetched, /) -> None:
-    """The answer is for us."""
+    """Do nothing, because the answer is for the coordinator itself."""
 
 
 class _GarbageError(Exception):
-    """A frame that is no message of ours."""
+    """A frame that is no message of this protocol."""
 
 
 async def _receive(socket: web.WebSocketResponse) -> tuple[wire.Upward | None, int]:
-    """The next message and its size; None at the end of the connection."""
+    """Return the next message and its size; None at the end of the connection."""
     frame = await socket.receive()
     if frame.type is WSMsgType.TEXT:
         raise _GarbageError
@@ -376,7 +379,7 @@ async def _receive(socket: web.WebSocketResponse) -> tuple[wire.Upward | None, i
 
 
 async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
-    """False when the connection is dead or does not take it in time."""
+    """Send a message; False if the connection is dead or does not take it in time."""
     try:
         async with asyncio.timeout(SEND_DEADLINE_S):
             await socket.send_bytes(wire.encode(message))
@@ -386,7 +389,7 @@ async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
 
 
 async def _close(socket: web.WebSocketResponse, code: int, reason: str) -> None:
-    # 123 bytes is what a close frame holds.
+    # A close frame holds at most 123 bytes of reason.
     with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
         async with asyncio.timeout(SEND_DEADLINE_S):
             await socket.close(code=code, message=reason.encode()[:120])
