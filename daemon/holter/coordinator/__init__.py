@@ -1,1 +1,1 @@
-"""The one process that sees all ranks: takes in what their sidecars report, judges across ranks, keeps and serves the incidents."""
+"""The coordinator, the one process that sees all ranks: it takes in reports, judges across ranks, and keeps incidents."""

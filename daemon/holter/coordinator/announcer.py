@@ -1,8 +1,7 @@
-"""What others are told: incidents at a webhook; whom Prometheus shall scrape, at `/sd` and where hosts share a disk in a file.
+"""Tells others: incidents to a webhook, and Prometheus' scrape targets, at `/sd` and in a file on a shared disk.
 
-Messages to the webhook go one after another, are tried again with growing pauses, and are never in the way of judging.
-
-What cannot be delivered is counted and shown in the status, and the room for what waits is bounded: the oldest goes first.
+Messages to the webhook are sent one after another, repeated with growing pauses, and never delay the judging. What
+cannot be delivered is counted and shown in the status. The queue is bounded: the oldest message is dropped first.
 """
 
 import asyncio
@@ -33,24 +32,25 @@ from holter.transport.otlp import OtlpSettings
 from holter.transport.tls import SCHEME
 
 LOOK_EVERY = 10
-"""Calls of `write`, of which there is one a second, between two looks whether the file is still there."""
+"""Number of calls of `write`, which comes once a second, between two checks that the file still exists."""
 
 Targets = list[dict[str, Any]]
 
 
 MAX_WAITING = 64
-"""Messages; an incident makes one, seldom two."""
+"""Largest number of waiting messages; an incident makes one, seldom two."""
 TOO_OLD_S = 3600.0
-"""A message that could not be delivered for so long is given up."""
+"""Seconds after which a message that could not be delivered is given up."""
 ATTEMPT_S = 10.0
 _OK, _WRONG, _BROKEN = 200, 400, 500
 _PATIENCE = (401, 403, 404, 408, 425, 429)
-"""Status codes from 400 to 499 after which a retry makes sense: the receiver asks for it, or a person may mend a token or a route meanwhile."""
+"""Status codes from 400 to 499 after which a retry makes sense: the receiver asks for it, or a person may repair a
+token or a route."""
 logger = logging.getLogger(__name__)
 
 
 def sidecar_targets(roster: Roster, run_id: str) -> Targets:
-    """The sidecars in the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
+    """Return the sidecars in the form of Prometheus' service discovery; ranks that ended are left out, lost ones are not."""
     return [
         _group(member.hello.metrics_address, run_id, role="sidecar", rank=str(rank), host=member.hello.host)
         for rank, member in sorted(roster.members.items())
@@ -59,12 +59,12 @@ def sidecar_targets(roster: Roster, run_id: str) -> Targets:
 
 
 def all_targets(roster: Roster, run_id: str, address: str) -> Targets:
-    """The coordinator at this address, and every sidecar."""
+    """Return the targets: the coordinator at this address, and every sidecar."""
     return [_group(address, run_id, role="coordinator"), *sidecar_targets(roster, run_id)]
 
 
 class TargetsFile:
-    """`<folder>/holter-<run id>.json`, written when ranks come and go, taken away at the end."""
+    """The file `<folder>/holter-<run id>.json`, written when ranks come or go, and removed at the end."""
 
     def __init__(self, folder: Path, run_id: str, address: str, disk: Disk) -> None:
         self._path = folder / ("holter-" + re.sub(r"[^\w.-]", "_", run_id) + ".json")
@@ -83,7 +83,7 @@ class TargetsFile:
             self._disk.submit(partial(_write_if_gone, self._path, self._content))
 
     def remove(self) -> None:
-        """The run has ended: its targets are no more. A new life of it may have written its own meanwhile."""
+        """Remove the file, because the run has ended; a new life of it may already have written its own, which stays."""
         self._disk.submit(partial(_remove, self._path, urlsplit(self._address).netloc))
 
 
@@ -107,19 +107,19 @@ def _group(address: str, run_id: str, **about: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """Where to, and how to prove who we are."""
+    """Address of the webhook, and the credentials for it."""
 
     url: str
     token_file: str = ""
-    """Read at each attempt, so that a secret can be changed; sent as a bearer token."""
+    """Read at each attempt, so that the secret can be changed; sent as a bearer token."""
 
 
 class RefusedError(Exception):
-    """The other side will not take this message, however often it is sent."""
+    """The receiver will not take this message, however often it is sent."""
 
 
 class WebhookSender:
-    """`start`, `send`, `close`; what became of it is in `deliveries`."""
+    """Delivers messages to a webhook: `start`, `send`, `close`; what became of them is counted in `deliveries`."""
 
     def __init__(self, settings: WebhookSettings, deliveries: Deliveries, backoff: Backoff | None = None) -> None:
         self._settings, self._deliveries = settings, deliveries
@@ -131,11 +131,11 @@ class WebhookSender:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Begin in the background."""
         self._task = asyncio.create_task(self._run(), name="webhook")
 
     def send(self, message: Message) -> None:
-        """Soon; returns at once."""
+        """Queue a message; returns at once."""
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             self._deliveries.count("dropped", "too many messages wait")
@@ -144,7 +144,7 @@ class WebhookSender:
         self._news.set()
 
     async def close(self, deadline_s: float) -> None:
-        """Deliver what waits, as far as the time allows."""
+        """Deliver what waits, as far as the time allows; the rest is counted as dropped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
@@ -168,7 +168,7 @@ class WebhookSender:
                 self._idle.set()
 
     async def _deliver(self, session: aiohttp.ClientSession) -> None:
-        """Deliver the first message that waits; it keeps its place until it is delivered or given up."""
+        """Try to deliver the first message in the queue; it stays there until it is delivered or given up."""
         since_s, message = self._waiting[0]
         try:
             await self._post(session, message)
@@ -211,7 +211,7 @@ class WebhookSender:
         self._take_off(message)
 
     def _take_off(self, message: Message) -> None:
-        """Remove this message, unless it was pushed out meanwhile."""
+        """Remove this message from the queue, unless it was pushed out meanwhile."""
         if self._waiting and self._waiting[0][1] is message:
             self._waiting.popleft()
 
@@ -222,23 +222,23 @@ class AnnouncerSettings:
 
     webhook: WebhookSettings | None = None
     targets_dir: Path | None = None
-    """Where Prometheus looks for files with targets."""
+    """Folder in which Prometheus looks for files with targets."""
     runbooks: str = RUNBOOKS
-    """Where `grafana/runbooks` is served: messages lead there."""
+    """Address at which `grafana/runbooks` is served, for links in messages."""
     notify: str = field(default="", repr=False)
-    """Phones and chats, as apprise's addresses; they are secrets."""
+    """Phones and chats, as apprise's addresses, which contain secrets."""
     otlp: OtlpSettings | None = None
-    """The collector of OpenTelemetry that events go to."""
+    """The OpenTelemetry collector to send events to."""
     step_spans: int = 0
-    """Every so many steps one span; 0: none."""
+    """Number of steps between two that are sent as spans; 0: none."""
     version: str = ""
-    """Of holter, for events."""
+    """Version of holter, for events."""
     deadline_s: float = 5.0
-    """At the end, for what is still to be told."""
+    """Seconds at the end for delivering what is left."""
 
 
 class Announcer:
-    """Called often, it says only what is new."""
+    """Tells everybody what is new; called often."""
 
     def __init__(self, run: Run, settings: AnnouncerSettings) -> None:
         self._run, self._deadline_s = run, settings.deadline_s
@@ -254,7 +254,7 @@ class Announcer:
             self._targets = TargetsFile(settings.targets_dir, about.run_id, about.address, run.disk)
 
     def start(self) -> None:
-        """In a running event loop."""
+        """Start in a running event loop."""
         if self._webhook is not None:
             self._pager.remember(self._run.left_open)
             self._webhook.start()
@@ -264,7 +264,7 @@ class Announcer:
         self.write_targets()
 
     def tell(self, *, is_final: bool = False) -> None:
-        """Of incidents that opened, changed or closed; returns at once. At the end no better diagnosis is waited for."""
+        """Tell about incidents that opened, changed or closed; returns at once. At the end it waits for no better diagnosis."""
         incidents, now_ns = self._run.incidents, clock.wall_ns()
         standing = incidents.standing() if is_final else incidents.settled()
         if self._webhook is not None:
@@ -281,7 +281,7 @@ class Announcer:
             self._targets.write(self._run.roster)
 
     async def close(self) -> None:
-        """The run has ended: its targets are no more; what is still to be told is told, in the time that is left."""
+        """Remove the targets and tell what is still to be told, in the time that is left; the run has ended."""
         if self._targets is not None:
             self._targets.remove()
         self.tell(is_final=True)

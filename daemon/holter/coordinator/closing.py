@@ -1,4 +1,4 @@
-"""The one line with which every run ends: how far it came, what was found, from where to go on, and where to read about it."""
+"""The one line with which every run ends: how far it came, what was found, where to resume, and where to read more."""
 
 import msgspec
 
@@ -13,13 +13,13 @@ MAX_NAMED = 3
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the line is made of."""
+    """The facts that the line is made of."""
 
     run_dir: str
     steps: int
-    """Completed, those of earlier lives too."""
+    """Completed steps, including those of earlier lives."""
     incidents: tuple[Diagnosis, ...] = ()
-    """Of this life."""
+    """Incidents of this life."""
     halt: HaltRecord | None = None
     last_healthy: Healthy | None = None
     blind: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def closing_line(run: RunSummary) -> str:
-    """`ended after 400 steps · 91 % of 2 h 10 min made progress (data 4 %) · no incident · checkpoint out/step-400 (healthy, step 400) · holter report holter-runs/x`."""
+    """Return the line: `ended after 400 steps · no incident · checkpoint out/step-400 (healthy) · holter report RUN`."""
     how = f"halted after {run.halt.step} steps" if run.halt is not None else f"ended after {run.steps} steps"
     used = in_words(run.goodput) if run.goodput is not None else ""
     parts = [how, used, _incidents(run), _checkpoint(run), f"holter report {run.run_dir}"]

@@ -1,4 +1,4 @@
-"""Takes messages to somebody outside, in a thread of its own: whoever is told, and however slow they are, nobody here waits.
+"""Delivers messages to somebody outside, in a thread: however slow the receiver is, nobody here waits.
 
     send ──▶ [bounded queue] ──▶ thread: deliver, again after a pause, give up ──▶ Deliveries
 
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 class Courier(Generic[T]):
-    """One for each addressee: `start`, `send`, `close`."""
+    """The queue and thread of one receiver: `start`, `send`, `close`."""
 
     def __init__(self, name: str, deliver: Callable[[T], str], deliveries: Deliveries) -> None:
-        """`deliver` returns why it failed, without any secret, or nothing."""
+        """Make a courier; `deliver` returns why it failed, without any secret, or an empty string."""
         self._name, self._deliver, self._deliveries = name, deliver, deliveries
         self._waiting: deque[T] = deque()
         self._change = threading.Condition()
         self._is_busy = self._is_closing = False
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Begin in the background."""
         threading.Thread(target=self._run, name=f"holter-{self._name}", daemon=True).start()
 
     def send(self, message: T) -> None:
-        """Soon; returns at once."""
+        """Queue a message; returns at once."""
         with self._change:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
@@ -47,7 +47,7 @@ class Courier(Generic[T]):
             self._change.notify_all()
 
     def close(self, deadline_s: float) -> None:
-        """Wait until everything is delivered, at most so long; the rest is counted as lost."""
+        """Wait until everything is delivered, for at most `deadline_s`; the rest is counted as dropped."""
         until_s = clock.monotonic_s() + deadline_s
         with self._change:
             while (self._waiting or self._is_busy) and (left_s := until_s - clock.monotonic_s()) > 0:

@@ -1,6 +1,6 @@
-"""The one place where the coordinator touches the disk: a thread of its own, so that a slow or dead one never stops the judging.
+"""The only place where the coordinator writes: a thread, so that a slow or dead disk never stops the judging.
 
-A failed write is counted and logged once; it is never an error for the caller and never silent in the status.
+A failed write is counted and logged once. It is no error for the caller, but the status shows it.
 """
 
 import asyncio
@@ -18,20 +18,23 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.05
 WRITTEN_S = 2.0
-"""So long is waited for what another coordinator may have to go on with."""
+"""Seconds to wait for a write that another coordinator may have to continue from."""
 MAX_WAITING = 4096
-"""How many writes may wait; more are dropped and counted, because the disk hangs."""
+"""Largest number of waiting writes; more are dropped and counted, because the disk hangs."""
 
 
 class DirectoryLock:
-    """One coordinator writes to a run directory at a time; the lock goes with the process, so none is ever stale."""
+    """Ensures that only one coordinator writes to a run directory; the lock ends with the process, so none is ever stale."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._descriptor = -1
 
     def take(self) -> bool:
-        """False: another coordinator has it. Where the directory or its file system cannot do it, nobody is kept out."""
+        """Take the lock; False if another coordinator has it.
+
+        If the directory or its file system cannot be locked, nobody is kept out.
+        """
         with contextlib.suppress(OSError):
             self._descriptor = os.open(self._run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -42,18 +45,19 @@ class DirectoryLock:
         return True
 
     def release(self) -> None:
-        """Let the next one write."""
+        """Let the next coordinator write."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Disk:
-    """Runs writes one after another. The thread is a daemon: a disk that hangs does not keep the process alive."""
+    """Runs writes one after another, in a daemon thread, so that a hanging disk does not keep the process alive."""
 
     def __init__(self) -> None:
         self.may_write: Callable[[], bool | None] = lambda: True
-        """Whether this coordinator may still write: None, nobody knows at the moment, and what waits goes on waiting."""
+        """Returns whether this coordinator may still write; None if nobody knows at the moment, so that writes go on
+        waiting."""
         self.failures = 0
         self.last_failure = ""
         self._pause = threading.Event()
@@ -62,7 +66,7 @@ class Disk:
         self._thread.start()
 
     def submit(self, write: Callable[[], None]) -> bool:
-        """Write soon; returns at once, False when there is no room to wait."""
+        """Queue a write and return at once; False if there is no room."""
         try:
             self._waiting.put_nowait(write)
         except queue.Full:
@@ -71,7 +75,7 @@ class Disk:
         return True
 
     async def written(self) -> None:
-        """Wait until all that was submitted is written; a disk that hangs holds nothing up for long."""
+        """Wait until everything submitted so far is written, but not long for a disk that hangs."""
         loop, written = asyncio.get_running_loop(), asyncio.Event()
         self.submit(partial(_call, loop, written.set))
         with contextlib.suppress(TimeoutError):
@@ -79,7 +83,7 @@ class Disk:
                 await written.wait()
 
     def close(self, deadline_s: float) -> bool:
-        """Finish what waits; False when the deadline came first."""
+        """Finish the waiting writes; False if the deadline came first."""
         try:
             self._waiting.put(None, timeout=deadline_s)
         except queue.Full:

@@ -1,4 +1,4 @@
-"""Events for an OpenTelemetry collector, over OTLP/HTTP: what is new since the last look, sent by a courier. Nobody waits for it."""
+"""Sends events to an OpenTelemetry collector over OTLP/HTTP: what is new since the last look, in a courier's thread."""
 
 import http.client
 import urllib.error
@@ -27,20 +27,20 @@ from holter.records import Diagnosis, Finding
 from holter.transport.otlp import OtlpSettings
 
 MAX_EVENTS = 256
-"""In one request; of more the oldest are left out, and counted."""
+"""Largest number of events in one request; if there are more, the oldest are dropped and counted."""
 MAX_SPANS = 256
 
 
 @dataclass(frozen=True)
 class OtlpPost:
-    """One request."""
+    """One request to send."""
 
     url: str
     body: bytes
 
 
 class EventExport:
-    """`start`, `look` often, `close`."""
+    """Exports the events of a run: `start`, `look` often, `close`."""
 
     def __init__(self, run: Run, settings: OtlpSettings, version: str, step_spans: int = 0) -> None:
         self._run, self._settings, self._every = run, settings, step_spans
@@ -53,7 +53,7 @@ class EventExport:
         self._spanned = -1
 
     def start(self, left_open: Sequence[Diagnosis]) -> None:
-        """`left_open` was told by a former life of the run."""
+        """Begin; `left_open` are incidents that a former life of the run told about."""
         self._desk.remember(left_open)
         self._courier.start()
 
@@ -70,7 +70,7 @@ class EventExport:
             self._send_spans(self._run.assembly.series())
 
     def close(self, deadline_s: float) -> None:
-        """Blocks until everything is sent, at most so long."""
+        """Block until everything is sent, at most for `deadline_s`."""
         self._courier.close(deadline_s)
 
     def _of_findings(self, now_ns: int) -> list[Record]:
@@ -88,7 +88,7 @@ class EventExport:
         return [halt_event(name, str(said.get("text") or ""), said.get("checkpoint"), now_ns) for name in fresh]
 
     def _send_spans(self, series: Sequence[StepNumbers]) -> None:
-        # The newest step may still be told by others.
+        # Other ranks may still report the newest step.
         fresh = [one for one in series[:-1] if one.step > self._spanned]
         if not fresh:
             return
@@ -101,7 +101,7 @@ class EventExport:
         self._courier.send(OtlpPost(url, msgspec.json.encode(body)))
 
     def _post(self, one: OtlpPost) -> str:
-        """Why it failed, or nothing; headers may hold a secret and are never told."""
+        """Send a request and return why it failed, or an empty string. Headers may hold a secret and are never mentioned."""
         headers = {"Content-Type": "application/json", **self._settings.headers}
         request = urllib.request.Request(one.url, one.body, headers, method="POST")  # noqa: S310 - http and https alone, by config
         try:
@@ -116,7 +116,7 @@ class EventExport:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the headers, which may hold a key, to somebody else."""
+    """Refuses redirects, which would carry the headers, and perhaps a key, to somebody else."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Which run is watched: its settings; run.json, what it is; coordinator.json, how to reach who watches it."""
+"""Which run is watched: its settings, its identity (run.json), and how to reach its coordinator (coordinator.json)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,45 +11,45 @@ from holter.records import Action, Attached, Diagnosis
 
 
 class EarlierRuns(Protocol):
-    """What earlier runs left in the memory."""
+    """What the memory holds of earlier runs."""
 
     def recall(self, diagnosis: Diagnosis, identity: "RunIdentity") -> Diagnosis:
-        """The same diagnosis with what is known of it; from memory alone, no disk."""
+        """Add what is known from earlier runs to a diagnosis; uses memory only, no disk."""
 
     def remember(self, diagnosis: Diagnosis, identity: "RunIdentity") -> None:
-        """Write it down; called where the disk may take its time."""
+        """Write a diagnosis to the memory; called where the disk may take its time."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Which run is watched, and where it is written down."""
+    """Which run is watched, and where it is recorded."""
 
     run_dir: Path
     run_id: str
     address: str
-    """`http://host:port`"""
+    """`http://host:port`."""
     world_size: int = 0
-    """0: what the first sidecar says."""
+    """Number of ranks; 0: as the first sidecar says."""
     action: Action = "halt"
     """The most that may be done about a diagnosis."""
     save_deadline_s: float = 300.0
-    """How long a save may take in a halt."""
+    """Seconds that a save may take in a halt."""
     journal_bytes: int = 64 * 2**20
-    """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
+    """Total size of the journal; more for thousands of ranks, so that an examination of each fits."""
     goes_on: bool = False
-    """The job is in the life that a former coordinator watched, however long ago that wrote its last word."""
+    """Whether the job is still in the life that a former coordinator watched, however long ago that one last wrote."""
     earlier: EarlierRuns | None = None
     public_url: str = ""
-    """What people reach the coordinator by; empty: `address`."""
+    """Address by which people reach the coordinator; empty: `address`."""
 
     @property
     def link(self) -> str:
-        """Where links of messages, metrics and dashboards lead."""
+        """Address that links in messages, metrics and dashboards lead to."""
         return self.public_url.rstrip("/") or self.address
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: public; fields are added, never changed."""
+    """Content of `run.json`. It is public: fields are added, never changed."""
 
     schema: int = 1
     run_id: str
@@ -58,39 +58,42 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     hosts: list[str] = []
     world_size: int = 0
     ranks: list[int] = []
-    """Those that attached."""
+    """Ranks that attached."""
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}
-    """What libraries read of rank 0's environment."""
+    """Variables in rank 0's environment that libraries read."""
     code: dict[str, str] = {}
-    """Files beside the script -> digest of their content."""
+    """Digest of each source file beside the script."""
     started_at: str
     ended_at: str | None = None
     steps: int | None = None
-    """Completed when it ended; None: it has not."""
+    """Completed steps when it ended; None if it has not."""
     coordinator: str
-    """`http://host:port`"""
+    """Address of the coordinator: `http://host:port`."""
 
 
 ACCESS = "coordinator.json"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """`coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
+    """Content of `coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
 
     address: str
     token: str
-    """To report."""
+    """Token for reporting."""
     halt_token: str = ""
     read_token: str = ""
     pid: int
     clock_base_ns: int = 0
     clock_boot: str = ""
-    """The run's clock, and the boot of the host for which that number holds."""
+    """The run's clock, and the boot of the host for which that number is valid."""
 
 
 class Introductions:
-    """What the ranks said of themselves when they attached; cheap to add to, made into a record when it is written."""
+    """What the ranks said of themselves when they attached.
+
+    Adding is cheap; a record is made only when it is written.
+    """
 
     def __init__(self, run_id: str, world_size: int, started_ns: int, address: str) -> None:
         self._base = RunIdentity(run_id=run_id, started_at=rfc3339(started_ns), coordinator=address)
@@ -98,15 +101,15 @@ class Introductions:
         self._hosts: set[str] = set()
         self._ranks: set[int] = set()
         self._speaker: tuple[int, Attached] | None = None
-        """The lowest rank's command and versions speak for the run."""
+        """The lowest rank, whose command and versions stand for the run."""
 
     @property
     def started_at(self) -> str:
-        """RFC 3339."""
+        """When the run started, in RFC 3339."""
         return self._base.started_at
 
     def add(self, rank: int, attached: Attached) -> bool:
-        """A rank attached; False if that was known."""
+        """Add a rank that attached; return whether it or its host is new."""
         is_new = rank not in self._ranks or attached.host not in self._hosts
         self._ranks.add(rank)
         self._hosts.add(attached.host)
@@ -116,7 +119,7 @@ class Introductions:
         return is_new
 
     def record(self, ended_ns: int | None = None, steps: int | None = None) -> RunIdentity:
-        """The run as far as it is known."""
+        """Return what is known of the run."""
         spoken = self._speaker[1] if self._speaker else None
         return msgspec.structs.replace(
             self._base,

@@ -1,9 +1,10 @@
-r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
+r"""The script's own checkpoints, each with a verdict that is revised whenever something new is found.
 
     SaveFinished -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
-                           \-> poisoned, also long after: an incident may turn out to have begun before it
+                           \-> poisoned, even much later: an incident may turn out to have begun before it
 
-Verdicts are kept in memory and written down by the disk's own thread, which also looks which checkpoints are still there: frameworks rotate them.
+Verdicts are kept in memory and written by the disk's thread, which also checks which checkpoints still exist, because
+frameworks rotate them.
 """
 
 import contextlib
@@ -32,48 +33,50 @@ MAX_SAVES = 256
 class _Entry:
     save: ScriptSave
     step: int | None
-    """Completed steps, counted as the findings of this life of the run count them; None: an earlier life saved it, and its verdict stands."""
+    """Completed steps as the findings of this life count them; None if an earlier life saved it, so that its verdict is
+    final."""
 
 
 class CheckpointVerdicts:
-    """All finished saves of a run that are remembered, oldest first."""
+    """The finished saves of a run that are remembered, oldest first."""
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
         self._lifted_step = halt_record.base_step(run_dir)
-        """Step of the halt that was lifted for this life of the run: it goes on from there, unless a rank knows better."""
+        """Step of the halt that was lifted for this life of the run; it resumes there, unless a rank knows better."""
         self._completed_before: dict[int, int] = {}
-        """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
+        """For each rank, the steps that the run had completed before it, as counted by its optimizer or framework."""
         self._entries = [_Entry(save, None) for save in store.read_script_saves(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
-        """Step -> that something not finite was applied at it; a window forgets."""
+        """Findings that say that something not finite was applied, by step; kept here because a window forgets."""
         self._diagnoses: dict[str, Diagnosis] = {}
-        """The diagnoses of this life: another life counts its steps differently."""
+        """The diagnoses of this life; another life counts its steps differently."""
         self._poisoned: int | None = None
-        """The first step of this life that a rank says was applied although it was not finite."""
+        """The first step of this life that a rank says was applied although it was not finite; None if there is
+        none."""
         self._found_in: list[verdicts.Spoil] = []
-        """What a halt of this life found in the state that it saved."""
+        """Faults that a halt of this life found in the state that it saved."""
         self._pids: dict[int, int] = {}
         self._gone: frozenset[str] = frozenset()
 
     @property
     def base_step(self) -> int:
-        """Completed steps that this life of the run goes on from."""
+        """Completed steps from which this life of the run started."""
         return max(self._completed_before.values(), default=self._lifted_step)
 
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
-        """A former coordinator of this very life wrote down what was read: go on judging it."""
+        """Continue judging the saves that were read, because a former coordinator of this same life wrote them."""
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
         for entry in self._entries:
             if entry.save.step >= self.base_step:
                 entry.step = entry.save.step - self.base_step
 
     def hear(self, observation: Observation) -> None:
-        """A save was finished, or a rank begins."""
+        """Take in an observation: a finished save, or the beginning of a rank."""
         match observation.body:
             case SaveFinished() as finished:
-                # A save into our own folder is a halt's.
+                # A save into our own folder belongs to a halt.
                 if not Path(finished.path).is_relative_to((self._run_dir / FOLDER).absolute()):
                     self._add(observation, finished)
             case Halting(poisoned_step=int() as step):
@@ -88,11 +91,12 @@ class CheckpointVerdicts:
                     self._settle()
 
     def note_sealed(self, sealed: Sealed) -> None:
-        """A halt has kept a checkpoint."""
+        """Note that a halt has kept a checkpoint."""
         if sealed.verdict == "healthy":
             self._sealed = sealed
         elif sealed.verdict in ("suspect", "poisoned"):
-            # What it was called for may be in its own values: then what the script saved of that state has them too.
+            # The reason for the verdict may lie in the values themselves: then the script's save of that state has
+            # them, too.
             self._found_in.append(verdicts.Spoil(sealed.verdict, sealed.manifest.step - self.base_step, sealed.why))
 
     def judge(
@@ -103,9 +107,9 @@ class CheckpointVerdicts:
         *,
         is_final: bool = False,
     ) -> list[str]:
-        """Look at each again, with what is new or better understood; returns what must be said at once.
+        """Judge each save again with what is new or better understood; return warnings that must be given at once.
 
-        At the end nothing is compared any more: replicas that were not seen to part are believed equal, as in a halt.
+        At the end nothing is compared any more: replicas that were not seen to differ are believed equal, as in a halt.
         """
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
         self._applied |= {found.first_step: found for found in findings if verdicts.is_applied(found)}
@@ -126,11 +130,11 @@ class CheckpointVerdicts:
         return list(self._diagnoses.values())
 
     def verdict_of(self, step: int, compared_until: int | None) -> verdicts.CheckpointJudgement:
-        """The verdict on a state of so many completed steps (counted as findings of this life count them) that a halt saves."""
+        """Judge a state of `step` completed steps, as findings of this life count them, which a halt saves."""
         return verdicts.of_halt(step, self._spoils(), compared_until)
 
     def _spoils(self) -> list[verdicts.Spoil]:
-        """What detectors found, and whatever else the ranks say was applied."""
+        """Return the faults that detectors found, and those that only the ranks reported."""
         found = verdicts.spoils(self._applied.values(), self._diagnoses.values()) + self._found_in
         said = self._poisoned
         if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
@@ -139,15 +143,15 @@ class CheckpointVerdicts:
         return [verdicts.Spoil("poisoned", said + 1, why), *found]
 
     def all(self) -> list[ScriptSave]:
-        """Those that are remembered, oldest first."""
+        """Return the remembered saves, oldest first."""
         return [entry.save for entry in self._entries]
 
     def is_gone(self, save: ScriptSave) -> bool:
-        """Whether its framework had rotated it away at the last look."""
+        """Whether the save no longer existed at the last look, because its framework rotates checkpoints."""
         return save.path in self._gone
 
     def last_healthy(self) -> Healthy | None:
-        """The newest checkpoint that a run can go on from, as far as is known: a halt's or the script's own."""
+        """Return the newest checkpoint that a run can resume from, a halt's or the script's own; None if none is known."""
         kept = (entry.save for entry in reversed(self._entries) if entry.save.verdict == "healthy")
         own = next((save for save in kept if save.path not in self._gone), None)
         sealed = self._sealed
@@ -156,7 +160,7 @@ class CheckpointVerdicts:
         return None if own is None else Healthy(step=own.step, path=own.path)
 
     def named(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The same diagnosis, with the checkpoint that is good."""
+        """Add the last healthy checkpoint to a diagnosis."""
         action = msgspec.structs.replace(diagnosis.action, last_healthy=self.last_healthy())
         return msgspec.structs.replace(diagnosis, action=action)
 
@@ -168,7 +172,7 @@ class CheckpointVerdicts:
             known.save = msgspec.structs.replace(known.save, ranks=ranks)
             return
         if known is not None:
-            # Written over: what was there is there no more.
+            # It was overwritten: the former content no longer exists.
             self._entries.remove(known)
         save = ScriptSave(
             step=step,
@@ -186,7 +190,7 @@ class CheckpointVerdicts:
         self._disk.submit(self._look)
 
     def _settle(self) -> None:
-        """Steps are counted from the beginning again: what is found from now on is of other steps."""
+        """Start over with a new process: steps are counted from the beginning again, so later findings concern other steps."""
         self._applied.clear()
         self._found_in.clear()
         self._poisoned = None
@@ -205,26 +209,32 @@ class CheckpointVerdicts:
         self._disk.submit(partial(write_whole, path, content, makes_folder=True))
 
     def _look(self) -> None:
-        """In the disk's thread: a file server that hangs stops nobody else."""
+        """Check which saves still exist. It runs in the disk's thread, so that a hanging file server stops nobody else."""
         paths = [entry.save.path for entry in list(self._entries)]
         self._gone = frozenset(path for path in paths if "://" not in path and _is_gone(Path(path)))
 
 
 def reported_until(steps: Sequence[StepView]) -> int:
-    """All steps below this were reported by every rank of which it is expected."""
+    """Return the step up to which every expected rank has reported all steps."""
     unfinished = next((view.step for view in steps if view.missing), None)
     return unfinished if unfinished is not None else steps[-1].step + 1 if steps else 0
 
 
 def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diagnosis]) -> int | None:
-    """The last state in which replicas were compared and equal; None: nobody compares, or it is explained already why they differ."""
+    """Return the last state in which replicas were compared and equal.
+
+    None if nobody compares them, or if it is already explained why they differ.
+    """
     has_parted = any(classes[name].first_unequal_step is not None for name in PARAMETERS if name in classes)
     is_explained = has_parted and any(diagnosis.agreed_steps is not None for diagnosis in diagnoses)
     return None if is_explained else weights_agreed(classes)
 
 
 def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight, *, is_final: bool) -> bool:
-    """Judge again; True when the verdict has changed. Losing sight later does not make a healthy checkpoint doubtful."""
+    """Judge a save again; return whether its verdict changed.
+
+    Losing sight of ranks later does not make a healthy checkpoint doubtful.
+    """
     assert entry.step is not None
     found, save = verdicts.of_state(entry.step, spoiled, sight), entry.save
     if is_final and found.verdict == "unknown" and not sight.blind and sight.until_step >= entry.step:
@@ -238,7 +248,7 @@ def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight, *, 
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether it is gone: not there, although its parent directory is. Another host's disk says nothing."""
+    """Whether a path no longer exists although its parent directory does; nothing is known of another host's disk."""
     with contextlib.suppress(OSError):
         return not path.exists() and path.parent.is_dir()
     return False

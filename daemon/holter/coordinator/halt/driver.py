@@ -1,10 +1,10 @@
-"""The coordinator's part in a halt: hears where ranks stand, chooses how to halt, and drives the table of `halting.protocol`.
+"""The coordinator's part in a halt: it tracks the ranks, chooses how to halt, and drives the table of `halting.protocol`.
 
     wish ──choose──▶ Open (a directory is made) ──opened──▶ orders ◀─▶ answers ──▶ Seal ──sealed──▶ leave
-      a diagnosis that directs it, an operator, ranks that stand before a number that is not finite
+      a wish: a diagnosis that directs it, an operator, or ranks that stand before a number that is not finite
 
-No socket and no disk is touched here: `look` answers what to do, and is told how that went. Ranks that are about to end, and for which there is
-no reason to wait, are let go.
+No socket or disk is touched here: `look` returns what to do, and is told about the results. Ranks that are about to
+end, and for which there is no reason to wait, are let go.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Seal, Tell
 from holter.records import EXIT_CODE, Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
 AGAIN_NS = 10**9
-"""Between two repetitions of what was not answered."""
+"""Nanoseconds between two repetitions of unanswered orders."""
 ENDING = ("dying", "terminated")
 MAX_TRIES = 5
 REQUESTED = "requested"
-"""The cause that is named where somebody asked for the halt."""
+"""Cause that is named if somebody asked for the halt."""
 UNEXPLAINED = NONFINITE_BACKWARD.cause
-"""The cause that is named where ranks stand and nothing better is known."""
+"""Cause that is named if ranks stand and nothing better is known."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Make a directory for a checkpoint of so many completed steps, then call `opened`."""
+    """Make a directory for a checkpoint of `step` completed steps, then call `opened`."""
 
     step: int
 
@@ -45,56 +45,57 @@ Act = Open | Tell | Seal
 
 @dataclass(frozen=True)
 class View:
-    """What the coordinator sees; each part is worked out only when it is asked for."""
+    """What the coordinator sees; each part is computed only when it is needed."""
 
     ranks: Callable[[], Sequence[RankSituation]]
-    """Where each of them stands."""
+    """Returns the situation of each rank."""
     wish: Callable[[], Wish | None]
-    """The halt that the diagnoses ask for."""
+    """Returns the halt that the diagnoses ask for; None if they ask for none."""
     suspicion: Callable[[], Wish | None]
-    """From a diagnosis that is not sure enough to halt a run that trains, but explains why ranks stand."""
+    """Returns a halt for a diagnosis that is not certain enough to halt a training run, but explains why ranks
+    stand."""
     job: Callable[[], JobShape]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a halt."""
+    """The result of a halt."""
 
     name: str
-    """completed, incomplete or failed; the run goes on: called_off, or refused to whoever asked."""
+    """completed, incomplete or failed; if the run goes on: called_off, or refused to whoever asked."""
     text: str
     checkpoint: str | None = None
-    """Relative to the run directory."""
+    """Path relative to the run directory."""
     is_halted: bool = True
-    """The ranks were told to leave."""
+    """Whether the ranks were told to leave."""
     reason: str = ""
-    """The reason of the wish."""
+    """The wish's reason."""
     go_on: str = ""
-    """From which checkpoint and step to go on, one sentence; empty: from none."""
+    """One sentence on the checkpoint and step to resume from; empty if there is none."""
 
 
 @dataclass
 class Attempt:
-    """One try to halt."""
+    """One attempt to halt."""
 
     wish: Wish
     plan: HaltPlan
     halt: protocol.HaltState | None = None
-    """None until the directory is there."""
+    """State of the protocol; None until the directory exists."""
     course_ns: int = 0
-    """When its present course began."""
+    """When its present course began, in nanoseconds."""
     told_ns: int = 0
     failures: dict[int, str] = field(default_factory=dict)
-    """Rank -> why it did not save."""
+    """For each rank that did not save, the reason."""
 
     @property
     def course(self) -> str:
-        """For people."""
+        """The present course, for people."""
         return self.halt.course.value if self.halt is not None else "preparing"
 
 
 def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, base_step: int) -> Order:
-    """The order with which a halt begins."""
+    """Return the order with which a halt begins."""
     plan = attempt.plan
     return Order(
         halt=number,
@@ -112,7 +113,7 @@ def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, 
 
 
 def patience_ns(halt: protocol.HaltState) -> float:
-    """How long it may stay in its present course."""
+    """Return the nanoseconds that a halt may stay in its present course."""
     if halt.course is Course.PREPARING:
         return halt.order.deadline_s * 1e9
     keeping = halt.course in (Course.COMMITTED, Course.RESCUING)
@@ -120,7 +121,7 @@ def patience_ns(halt: protocol.HaltState) -> float:
 
 
 def why_off(attempt: Attempt) -> str:
-    """Why the halt was called off, for people."""
+    """Return why the halt was called off, for people."""
     assert attempt.halt is not None
     states = {state for _, state in attempt.halt.answers}
     if "unwilling" in states:
@@ -132,12 +133,12 @@ def why_off(attempt: Attempt) -> str:
 
 @dataclass(frozen=True)
 class LastWord:
-    """What a rank last said of itself."""
+    """The last report of a rank on its state in a halt."""
 
     halting: Halting
     step: int
     since_ns: int
-    """When we first heard this state of it."""
+    """When this state was first reported, in nanoseconds."""
 
 
 class HaltDriver:
@@ -147,9 +148,9 @@ class HaltDriver:
         self.attempt: Attempt | None = None
         self.outcomes: Counter[str] = Counter()
         self.outcome: Outcome | None = None
-        """How the last finished attempt ended."""
+        """How the last finished attempt ended; None if there was none."""
         self.sentences: list[str] = []
-        """For the job's own log, until `take_sentences`."""
+        """Messages for the job's own log, until `take_sentences` fetches them."""
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
@@ -158,7 +159,7 @@ class HaltDriver:
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
         self._outcomes: dict[str, Outcome] = {}
-        """Incident -> what became of the halt that it asked for."""
+        """Results of halts by the incident that asked for them."""
         self._heard: list[protocol.Event] = []
         self._gone: frozenset[int] = frozenset()
         self._everyone: frozenset[int] = frozenset()
@@ -166,25 +167,28 @@ class HaltDriver:
 
     @property
     def is_busy(self) -> bool:
-        """Something is being saved or sealed: the coordinator must not end."""
+        """Whether something is being saved or sealed, so that the coordinator must not end."""
         return self.attempt is not None and (self.attempt.halt is None or not self.attempt.halt.is_over)
 
     @property
     def is_done(self) -> bool:
-        """The run is halted."""
+        """Whether the run is halted."""
         return self.attempt is not None and self.attempt.halt is not None and self.attempt.halt.course is Course.DONE
 
     @property
     def is_asked(self) -> bool:
-        """Somebody asked and has no answer yet: one failed attempt is not the answer."""
+        """Whether somebody asked and has no answer yet; one failed attempt is not an answer."""
         return self._asked is not None
 
     def last_word(self, rank: int) -> LastWord | None:
-        """What a rank last said of itself, and at which step."""
+        """Return a rank's last report and its step; None if there was none."""
         return self._last_words.get(rank)
 
     def ask(self, by: str, reason: str, now_ns: int) -> str | None:
-        """An operator or a scheduler asks for a halt. Returns why that is not possible; None: it will be tried."""
+        """Take in a request for a halt by an operator or a scheduler.
+
+        Returns why that is not possible; None if it will be tried.
+        """
         if self.is_done:
             return "the run is halted already"
         if self.is_busy or self._asked is not None:
@@ -195,7 +199,7 @@ class HaltDriver:
         return None
 
     def hear(self, observation: Observation, now_ns: int) -> None:
-        """A rank says where it is in a halt; what follows is done at the next look."""
+        """Take in a rank's report of its state; the reaction follows at the next look."""
         halting, rank = observation.body, observation.rank
         assert isinstance(halting, Halting)
         known = self._last_words.get(rank)
@@ -208,27 +212,30 @@ class HaltDriver:
         self._heard.append(Heard(rank, halting.state, halting.halt, observation.step))
 
     def take_sentences(self) -> tuple[str, ...]:
-        """The sentences about the halt that nobody was told yet."""
+        """Return the messages about the halt that nobody has been told yet."""
         told, self.sentences = tuple(self.sentences), []
         return told
 
     def forget(self, rank: int) -> None:
-        """The rank is another process now, or none."""
+        """Forget the rank's last report, because it is another process now, or none."""
         self._last_words.pop(rank, None)
 
     def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
-        """The directory was made, or `why_not` says why it was not. `base_step`: steps of earlier lives, which are not counted here."""
+        """Continue after the directory was made, or failed to be made for the reason `why_not`.
+
+        `base_step`: steps of earlier lives, which are not counted here.
+        """
         attempt = self.attempt
         if attempt is None or attempt.halt is not None:
             return
         if why_not and attempt.plan.kind == "prepare":
-            # Everybody trains, and nothing is lost by going on.
+            # All ranks are training, and nothing is lost by going on.
             self._tries[_key(attempt.wish)] = MAX_TRIES
             name = "refused" if attempt.wish.is_operator else "called_off"
             self._end(Outcome(name, f"the run is not halted: {why_not}", is_halted=False), now_ns)
             return
         if why_not:
-            # What must stop is stopped all the same: numbers that are not finite, ranks that hang.
+            # What must stop is stopped all the same: numbers that are not finite, or ranks that hang.
             self.sentences.append(f"nothing can be saved: {why_not}")
         self._number += 1
         order = order_of(attempt, self._number, directory, self._deadline_s, base_step)
@@ -238,13 +245,13 @@ class HaltDriver:
         self._do(attempt, tells, now_ns)
 
     def named(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The same diagnosis, with what became of the halt that it asked for."""
+        """Add the result of the halt that it asked for to a diagnosis."""
         outcome = self._outcomes.get(diagnosis.id)
         if outcome is None:
             return diagnosis
         reason = diagnosis.action.reason.partition("; halt")[0]
         if outcome.is_halted and diagnosis.action.directive != "halt":
-            # Not for the diagnosis's sake, which is not sure enough: its reason says that training goes on.
+            # The halt had another reason; the diagnosis's own reason says that training goes on.
             reason = outcome.reason.partition("; ")[0]
         action = msgspec.structs.replace(
             diagnosis.action,
@@ -259,13 +266,13 @@ class HaltDriver:
         return msgspec.structs.replace(diagnosis, action=action, causes=causes)
 
     def sealed(self, outcome: Outcome) -> None:
-        """What was saved now has its name, or nothing could be kept."""
+        """Note that the checkpoint has its final name, or that nothing could be kept."""
         self._conclude(outcome)
         self._asked = None
         self._heard.append(HaltEvent.SEALED)
 
     def look(self, now_ns: int, view: View) -> list[Act]:
-        """What to do now."""
+        """Return what to do now."""
         if self.attempt is None:
             self._heard.clear()
             self._begin(now_ns, view)
@@ -279,7 +286,7 @@ class HaltDriver:
     def recall(
         self, orders: Sequence[Ordered], ranks: frozenset[int], now_ns: int, asked: HaltAsked | None = None
     ) -> None:
-        """A former coordinator of this life ordered these, and owes whoever asked an answer: go on where it was."""
+        """Continue the halt of a former coordinator of this life from its orders, and its request if that is unanswered."""
         self._number = max((ordered.order.halt for ordered in orders), default=0)
         standing = [rank for rank, said in self._last_words.items() if said.halting.state == "held"]
         halt = protocol.recalled([ordered.order for ordered in orders], ranks, standing)
@@ -296,7 +303,7 @@ class HaltDriver:
         self._heard = [event for event in self._heard if not self._is_past(event, order)]
 
     def _is_past(self, event: protocol.Event, order: Order) -> bool:
-        """Whether this word is of a rank that stood before another step and has gone on since."""
+        """Whether a report stems from a rank that stood before another step and has gone on since."""
         if not isinstance(event, Heard) or event.state != "held" or event.step == order.step:
             return False
         last = self._last_words.get(event.rank)
@@ -324,13 +331,13 @@ class HaltDriver:
         self._acts.append(Open(plan.kept_step))
 
     def _with_poison(self, wish: Wish) -> Wish:
-        """The wish, with bad numbers that only the ranks know of: a rank that stands reports no step to the detectors."""
+        """Add bad numbers that only the ranks know of to the wish: a rank that stands reports no step to the detectors."""
         steps = [said.halting.poisoned_step for said in self._last_words.values()]
         known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
         return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
 
     def _refuse(self, why: str, now_ns: int) -> None:
-        """Refuse the request: whoever asked may ask again, and nothing has happened to the run."""
+        """Refuse the request: nothing has happened to the run, and whoever asked may ask again."""
         self._wished_ns.pop(REQUESTED, None)
         self.outcome = Outcome("refused", f"the run is not halted: {why}", is_halted=False)
         self.outcomes["refused"] += 1
@@ -339,7 +346,7 @@ class HaltDriver:
 
     def _wish(self, now_ns: int, view: View) -> Wish | None:
         for wish in (view.wish(), self._asked):
-            # What was tried in vain is in nobody's way.
+            # A wish that was tried in vain does not block others.
             if wish is not None and self._tries[_key(wish)] < MAX_TRIES:
                 return wish
         stood = self._standing(view)
@@ -353,7 +360,7 @@ class HaltDriver:
         return Wish(cause=UNEXPLAINED, reason=why, ranks=ranks)
 
     def _standing(self, view: View) -> list[tuple[int, int]]:
-        """(since when, rank) of those that stand by themselves: not for a halt that was agreed on and called off."""
+        """Return (since when, rank) of those that stand by themselves, as opposed to an agreed halt that was called off."""
         held = {
             rank
             for rank, said in self._last_words.items()
@@ -363,9 +370,9 @@ class HaltDriver:
         return [(self._last_words[rank].since_ns, rank) for rank in held & still]
 
     def _let_go(self, now_ns: int, view: View) -> None:
-        """Ranks that wait whether to save before they end, and for which no reason to wait is left."""
+        """Let go of ranks that wait before they end, if there is no reason left to wait."""
         ending = {rank: said for rank, said in self._last_words.items() if said.halting.state in ENDING}
-        # A scheduler ends them all: there is no peer's death to explain it.
+        # If all ranks are ending, a scheduler ends them: no peer's death can explain it.
         is_all = bool(ending) and all(one.is_there and one.state in ENDING for one in view.ranks())
         for rank, said in ending.items():
             why = said.halting.why.lower()
@@ -378,7 +385,7 @@ class HaltDriver:
 
     def _drive(self, attempt: Attempt, now_ns: int, view: View) -> None:
         missing = frozenset(one.rank for one in view.ranks() if not one.is_there)
-        # What was heard came before the end of the line.
+        # What was heard happened before the connection ended.
         events = [*self._heard, *(Gone(rank) for rank in sorted(missing - self._gone))]
         self._heard, self._gone = [], missing
         for event in events:
@@ -391,7 +398,7 @@ class HaltDriver:
             attempt.told_ns = now_ns
             self._advance(attempt, HaltEvent.AGAIN, now_ns)
         is_late = now_ns - attempt.course_ns >= patience.CALLED_OFF_S * 1e9
-        # Lines that were all lost at once may come back.
+        # Connections that were all lost at once may come back.
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late
         heard = attempt.halt.heard
         is_known = all(heard.get(rank) in ("released", "unwilling") for rank in attempt.halt.ranks - attempt.halt.gone)
@@ -408,7 +415,7 @@ class HaltDriver:
         self._do(attempt, acts, now_ns)
 
     def _do(self, attempt: Attempt, acts: Sequence[protocol.Action], now_ns: int) -> None:
-        """Carry out an act; an order is written down before it is sent."""
+        """Carry out actions; an order is journalled before it is sent."""
         wish = attempt.wish
         for act in acts:
             if isinstance(act, Tell):
@@ -425,7 +432,7 @@ class HaltDriver:
             self._outcomes[self.attempt.wish.incident] = replace(outcome, reason=self.attempt.wish.reason)
 
     def _end(self, outcome: Outcome, now_ns: int) -> None:
-        """End the attempt without a halt: whoever asked is told, and may ask again."""
+        """End the attempt without a halt; whoever asked is answered if it was the last attempt, and may ask again."""
         self._conclude(outcome)
         self.attempt = None
         if self._asked is not None and self._tries[_key(self._asked)] >= MAX_TRIES:
@@ -433,7 +440,10 @@ class HaltDriver:
             self._answer(outcome, now_ns)
 
     def _answer(self, outcome: Outcome, now_ns: int) -> None:
-        """Tell whoever asked that there is no halt. It is written down: a restarted coordinator would take the request up again."""
+        """Tell whoever asked that there will be no halt.
+
+        It is journalled, because a restarted coordinator would otherwise take up the request again.
+        """
         self._asked = None
         self._note(HaltAnswered(text=outcome.text), now_ns)
 

@@ -1,4 +1,7 @@
-"""What a halt leaves on the disk: a directory to save into, the sealed checkpoint, halt.json. Called in threads of their own: a disk may hang."""
+"""What a halt leaves on the disk: a directory to save into, the sealed checkpoint, halt.json.
+
+These functions are called in separate threads, because a disk may hang.
+"""
 
 import threading
 from dataclasses import dataclass
@@ -23,26 +26,29 @@ class HaltEnding:
 
     run_dir: Path
     partial: Path
-    """Where they saved."""
+    """Directory into which they saved."""
     about: Circumstances
     wish: Wish
     last_healthy: Healthy | None
-    """The last healthy checkpoint from before the halt."""
+    """The last healthy checkpoint from before the halt; None if there is none."""
     unheard: tuple[int, ...] = ()
     """Savers that fell silent without being seen to end: they may still be saving."""
 
 
 @dataclass(frozen=True)
 class SealedHalt:
-    """How it went."""
+    """The result of sealing."""
 
     outcome: Outcome
     sealed: Sealed | None
-    """None: nothing got a name."""
+    """The checkpoint; None if nothing could be sealed."""
 
 
 def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]:
-    """Where ranks save to, and why that is not possible, if so; `step` counts all completed steps, those before a resume too."""
+    """Make the directory for saving; return it, and why it cannot be used, which is empty if it can.
+
+    `step` counts all completed steps, including those before a resume.
+    """
     vault = Vault(run_dir)
     try:
         return vault.begin(step, stamp), ""
@@ -51,7 +57,7 @@ def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]
 
 
 def seal(ending: HaltEnding) -> SealedHalt:
-    """Give what was saved its name and write halt.json; raises nothing that a disk may do."""
+    """Seal the checkpoint and write halt.json; errors of the disk are part of the result."""
     if (done := _done_before(ending)) is not None:
         return done
     _await_parts(ending)
@@ -60,7 +66,7 @@ def seal(ending: HaltEnding) -> SealedHalt:
     except VaultError as error:
         sealed, failure = None, "; ".join(dict.fromkeys(ending.about.failures.values())) or str(error)
         if ending.about.failures:
-            # Of no use to anybody, and perhaps what has filled the disk: halt.json and the report need room.
+            # It is of no use, and may be what has filled the disk: halt.json and the report need room.
             Vault(ending.run_dir).discard(ending.partial)
     record = _record(ending, sealed, failure)
     unmarked = ""
@@ -72,7 +78,10 @@ def seal(ending: HaltEnding) -> SealedHalt:
 
 
 def _done_before(ending: HaltEnding) -> SealedHalt | None:
-    """What a coordinator that died between the seal and the order to leave had finished: its checkpoint and its halt.json stay as they are."""
+    """Return the result of a former coordinator that died between sealing and ordering to leave; None if there is none.
+
+    Its checkpoint and its halt.json stay as they are.
+    """
     record = halt_record.read(ending.run_dir)
     if ending.partial.exists() or record is None or record.checkpoint is None:
         return None
@@ -100,7 +109,7 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
         and sealed.verdict != "incomplete"
         and before.step >= sealed.manifest.step
     ):
-        # The same state, or one that came of it: what is found in this one's values is in that one too.
+        # The same state, or one derived from it: what was found in this one's values is in that one too.
         before = None
     if before is not None:
         why += f"; the last healthy checkpoint is of step {before.step}: {before.path}"
@@ -136,7 +145,7 @@ def _outcome(record: halt_record.HaltRecord, sealed: Sealed | None, failure: str
 
 
 def _go_on(record: halt_record.HaltRecord) -> str:
-    """One sentence for whoever has mended the cause."""
+    """Say in one sentence where to resume, for whoever has repaired the cause."""
     step, checkpoint = record.offered
     if checkpoint is None:
         return f"The run is stopped, after {record.step} steps; no checkpoint was kept, so begin again or from one of your own."

@@ -1,1 +1,1 @@
-"""What the coordinator answers on its one port."""
+"""The coordinator's HTTP server, on its only port."""

@@ -1,10 +1,10 @@
-"""Who gets in at the coordinator's one port: connections by the number, requests by Host and token.
+"""Access to the coordinator's only port: limits on connections, and checks of Host and token.
 
-    accept ──▶ at most so many strangers, by address and in all; the oldest stranger makes room ──▶ Host ──▶ read token ──▶ the pages
+    accept ──▶ a limited number of strangers, per address and in all; the oldest makes room ──▶ Host ──▶ read token ──▶ the pages
                                      who shows a token is no stranger any more ──▶ /ingest
 
-A stranger is a connection that has shown no token. Sidecars show theirs with their first bytes, so that thousands of silent connections push each
-other out and nobody else.
+A stranger is a connection that has shown no token. Sidecars show theirs with their first bytes, so that thousands of
+silent connections displace each other and nobody else.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from holter.transport.access import bearer, is_own_host, is_same, oldest_of_busi
 from holter.transport.tls import NO_TLS, TlsFiles
 
 HEADER_DEADLINE_S = 10.0
-"""For the first request of a connection, and between two."""
+"""Seconds allowed for the first request of a connection, and between two requests."""
 MAX_OF_ADDRESS = 128
-"""Strangers from one address: browsers, scrapers, a proxy."""
+"""Largest number of strangers from one address: browsers, scrapers, a proxy."""
 MAX_STRANGERS = 512
 MAX_HANDSHAKES = 256
-"""Connections that are still agreeing on TLS; each holds a quarter of a megabyte."""
+"""Largest number of connections during their TLS handshake; each takes a quarter of a megabyte."""
 KEPT_BACK = 64
-"""Descriptors that no connection may take: journal, database, reports, halt.json."""
+"""Descriptors that no connection may take: they are for journal, database, reports and halt.json."""
 FULL_PAUSE_S = 0.2
 READ_COOKIE = "holter_read"
 
@@ -46,38 +46,38 @@ class DoorSettings:
 
     report_token: str = ""
     read_token: str = ""
-    """Needed for page, API and metrics; empty: everybody who reaches the port may read."""
+    """Secret needed for page, API and metrics; empty: everybody who reaches the port may read."""
     hosts: Sequence[str] = ()
-    """Names under which the coordinator is known, beside this host's own and every plain address."""
+    """Names under which the coordinator is known, in addition to this host's own and every plain address."""
     tls: TlsFiles = NO_TLS
 
 
 class Doors:
-    """`middleware` belongs to the application, `open` to its server."""
+    """Guards the port: `middleware` belongs to the application, `open` to its server."""
 
     def __init__(self, settings: DoorSettings) -> None:
         self.pushed_out = 0
-        """Strangers that made room for others."""
+        """Number of strangers that had to make room for others."""
         self.foreign_hosts = 0
-        """Requests under a name that is not ours."""
+        """Number of requests under a foreign host name."""
         self._settings = settings
         self._tls = settings.tls.server()
         self._names = {name.lower() for name in (*settings.hosts, *own_names())}
         self._strangers: OrderedDict[RequestHandler, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], str] = {}
-        """Connections that are not in yet, by address, the oldest first."""
+        """Handshakes in progress with their address, oldest first."""
         self._is_full = False
         self._listener: socket.socket | None = None
 
     async def open(self, listener: socket.socket, server: web.Server) -> None:
-        """Accept from now on, in the background, until `close`."""
+        """Accept connections from now on in the background, until `close`."""
         listener.setblocking(False)
         self._listener = listener
         self._keep(self._accept(listener, server))
 
     async def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -86,10 +86,10 @@ class Doors:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what comes under a name that is not ours, and who may not read."""
+        """Refuse requests under a foreign host name, and from clients that may not read."""
         if self._has(request, self._settings.report_token):
             if request.path == "/ingest":
-                # From here on the listener counts it, until it has said who it is.
+                # From here on the listener counts it, until it has said whose connection it is.
                 self._strangers.pop(request.protocol, None)
                 return await handler(request)
         elif not is_own_host(request.host, self._names):
@@ -104,7 +104,8 @@ class Doors:
             self._strangers.pop(request.protocol, None)
             return await handler(request)
         if is_same(request.query.get("token", ""), self._settings.read_token):
-            # A browser shows it once, in the address; from then on it is in a cookie and no longer in the address.
+            # A browser shows the token once, in the address; from then on it is in a cookie and no longer in the
+            # address.
             found = web.HTTPFound("/" + quote(request.path.lstrip("/")))
             found.set_cookie(
                 READ_COOKIE,
@@ -139,7 +140,8 @@ class Doors:
             self._handshakes[task] = str(address[0])
             if len(self._handshakes) > MAX_HANDSHAKES:
                 self._end_a_handshake()
-            # A connection that is there already is accepted at once: without this a flood of them would keep the loop from all else.
+            # sock_accept returns at once while connections wait: without this a flood of them would starve everything
+            # else.
             await asyncio.sleep(0)
 
     def _end_a_handshake(self) -> None:
@@ -163,7 +165,7 @@ class Doors:
             self._make_room(address)
 
     def _make_room(self, address: str) -> None:
-        """Who is gone first, then the oldest of this address, then the oldest of all."""
+        """Drop closed connections, then the oldest of this address beyond its limit, then the oldest of all."""
         for handler in [one for one in self._strangers if one.transport is None or one.transport.is_closing()]:
             del self._strangers[handler]
         here = [one for one, known in self._strangers.items() if known == address]
@@ -189,7 +191,7 @@ class Doors:
 
 
 def raise_descriptor_limit(num_ranks: int) -> str | None:
-    """As many descriptors as the host allows; a sentence if they are too few for this job."""
+    """Allow as many descriptors as the host permits; return a sentence if they are too few for this job."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The page, the JSON and the metrics of many runs on one NATS; read-only, and no part of any run.
+"""The page, JSON and metrics of many runs on one NATS server; read-only, and not part of any run.
 
 bucket ──FleetReader, every second──▶ / (a table that reloads itself), /api/v1/runs, /metrics, /healthz
 """
@@ -29,16 +29,16 @@ from holter.transport.nats.line import NatsPlace, failures, line_to
 
 READ_S = 1.0
 LOOKS = 4
-"""Of a command that ends: some renewals of a lease."""
+"""Number of looks by a command that ends; some renewals of a lease happen in between."""
 PAUSE_S = 1.0
 STALE_S = 10.0
-"""What was read longer ago is said to be old."""
+"""Seconds after which what was read is called old."""
 
 logger = logging.getLogger(__name__)
 
 
 def card_of_run(known: KnownRun) -> RunCard | None:
-    """What its coordinator wrote; None if it wrote nothing that can be read."""
+    """Return the card that the run's coordinator wrote; None if there is none that can be read."""
     try:
         return msgspec.json.decode(known.lease.card, type=RunCard | None) if known.lease is not None else None
     except UNREADABLE:
@@ -46,7 +46,7 @@ def card_of_run(known: KnownRun) -> RunCard | None:
 
 
 def told(known: KnownRun, now_s: float) -> dict[str, Any]:
-    """One run, as JSON."""
+    """Return the facts about one run, as JSON."""
     card = card_of_run(known)
     state = known.state(now_s)
     if card is not None and state == "live":
@@ -55,7 +55,7 @@ def told(known: KnownRun, now_s: float) -> dict[str, Any]:
         state = card.state if card.state == "halted" else "ended"
     shown = msgspec.to_builtins(without_metrics(card)) if card is not None else {}
     holder = known.lease.holder if known.lease is not None else ""
-    # By the name of its key: no run speaks for another.
+    # Named after its own key, so that no run can speak for another.
     return shown | {
         "run_id": known.run_id,
         "state": state,
@@ -65,12 +65,12 @@ def told(known: KnownRun, now_s: float) -> dict[str, Any]:
 
 
 def without_metrics(card: RunCard) -> RunCard:
-    """For people."""
+    """Return the card without metrics, for people."""
     return msgspec.structs.replace(card, metrics="")
 
 
 def in_order(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those with an open critical incident first, then other open ones, then the newest."""
+    """Sort runs: those with an open critical incident first, then those with other open ones, then the newest."""
     newest = sorted(runs, key=lambda one: str(one.get("started_at", "")), reverse=True)
     return sorted(
         newest, key=lambda one: (one["state"] == "ended", not one.get("is_critical"), not one.get("num_open"))
@@ -78,17 +78,17 @@ def in_order(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Hub:
-    """Reads in the background, serves from memory."""
+    """Reads the runs in the background and serves them from memory."""
 
     def __init__(self, place: NatsPlace, version: str) -> None:
         self.reader = FleetReader()
         self.trouble = "nothing was read yet"
-        """Why nothing could be read last time; empty: it could."""
+        """Why nothing could be read last time; empty if it could."""
         self._place, self._version = place, version
         self._assets = assets.load()
 
     async def keep_reading(self) -> None:
-        """For ever."""
+        """Read again and again, without end."""
         while True:
             try:
                 async with line_to(self._place, "reader") as line:
@@ -104,7 +104,7 @@ class Hub:
             await asyncio.sleep(PAUSE_S)
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them only read."""
+        """Return the routes, all of which only read."""
         return [
             web.get("/", self._page),
             web.get("/web/{name}", self._asset),
@@ -114,7 +114,7 @@ class Hub:
         ]
 
     def runs(self) -> list[dict[str, Any]]:
-        """As of now, the gravest first."""
+        """Return all runs as of now, most severe first."""
         now_s = clock.monotonic_s()
         return in_order(told(known, now_s) for known in self.reader.runs.values())
 
@@ -155,7 +155,10 @@ class Hub:
 
 
 async def runs_of(place: NatsPlace) -> list[dict[str, Any]]:
-    """All runs of a server, once: looked at for so long that it is known whether somebody renews their leases. Raises what nats-py does."""
+    """Read all runs of a server once. Raises what nats-py does.
+
+    This takes as long as it takes to see whether somebody renews their leases.
+    """
     reader = FleetReader()
     async with line_to(place, "reader") as line:
         for _ in range(LOOKS):
@@ -168,7 +171,10 @@ async def runs_of(place: NatsPlace) -> list[dict[str, Any]]:
 
 
 def metrics_of(known: KnownRun) -> list[MetricFamily] | None:
-    """What its coordinator's own /metrics say of the job and its incidents, all of it of this run; None if that cannot be read."""
+    """Return what the coordinator's own /metrics say of the job and its incidents, labelled with this run.
+
+    None if that cannot be read.
+    """
     card = card_of_run(known)
     try:
         made = list(text_string_to_metric_families(card.metrics)) if card is not None and card.metrics else None
@@ -180,7 +186,7 @@ def metrics_of(known: KnownRun) -> list[MetricFamily] | None:
 
 
 def merged(parts: Iterable[list[MetricFamily]]) -> list[MetricFamily]:
-    """One family of each name, with the samples of all runs."""
+    """Merge metrics of the same name, with the samples of all runs."""
     found: dict[str, MetricFamily] = {}
     for family in (family for part in parts for family in part):
         if family.name in found:
@@ -191,14 +197,14 @@ def merged(parts: Iterable[list[MetricFamily]]) -> list[MetricFamily]:
 
 
 def page(runs: list[Mapping[str, Any]] | list[dict[str, Any]], trouble: str, age_s: float | None) -> str:
-    """A table without scripts, which reloads itself."""
+    """Return a table of the runs as a page without scripts that reloads itself."""
     rows = "\n".join(_row(one) for one in runs)
     num_critical = sum(bool(one.get("is_critical")) and one["state"] != "ended" for one in runs)
     num_live = sum(one["state"] in {"running", "halting"} for one in runs)
     num_silent = sum(one["state"] in {"silent", "unreadable"} for one in runs)
     verdict = ("is-fine", "no open critical incident")
     if num_silent:
-        # What a run last said of itself is no health.
+        # What a run last said of itself does not show that it is healthy.
         verdict = ("is-warning", f"{num_silent} of {len(runs)} runs without a coordinator: nobody watches them")
     if num_critical:
         verdict = ("is-critical", f"{num_critical} of {len(runs)} runs with an open critical incident")
@@ -259,7 +265,7 @@ def _incidents(one: Mapping[str, Any]) -> str:
 async def serve_hub(  # noqa: PLR0913, PLR0917 - what a user chooses
     place: NatsPlace, doors: DoorSettings, host: str, port: int, version: str, say: Callable[[str], None]
 ) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve the hub until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

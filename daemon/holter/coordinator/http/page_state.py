@@ -1,11 +1,11 @@
-"""The run as the page draws it: a few small whole numbers for each rank, and the changes from one picture to the next.
+"""The content of the page: a few small integers for each rank, and the changes from one picture to the next.
 
-    columns   {"state": [1, 1, 3, ..], "phase": [2, 2, -1, ..], ..}    one entry a rank, so that 16,000 ranks stay cheap
+    columns   {"state": [1, 1, 3, ..], "phase": [2, 2, -1, ..], ..}    one entry for each rank, so that 16,000 ranks stay cheap
     changed   {"phase": {"at": [1], "to": [3]}}                        few ranks
               {"phase": [2, 3, -1, ..]}                                many
 
-A number is rounded to what can be seen: a step time that changes in its third digit changes nothing. `PageState` makes the pictures, and keeps
-what is too expensive to make anew each time.
+A number is rounded to what can be seen: a step time that changes in its third digit changes nothing. `PageState` makes
+the pictures, and keeps what is too expensive to make anew each time.
 """
 
 import contextlib
@@ -33,36 +33,37 @@ from holter.records.goodput import Goodput, in_words
 from holter.redaction import without_secrets
 
 STATES = ("absent", "running", "ended", "died", "gone", "silent")
-"""What the numbers of the column `state` mean."""
+"""Names of the numbers in the column `state`."""
 COLUMNS = ("state", "blame", "phase", "behind", "lag", "pace", "since", "host")
-"""`blame` 1: an open warning names the rank, 2: a critical incident does. `behind`: steps behind the foremost. `lag`, `pace`: milliseconds.
-`since`: when it last moved, in seconds since the epoch; 0: a moment ago. `host`: a place in the list of hosts. -1: not known."""
+"""The columns. `blame` 1: an open warning names the rank, 2: a critical incident does. `behind`: steps behind the
+foremost rank. `lag`, `pace`: milliseconds. `since`: when it last moved, in seconds since the epoch; 0: a moment ago.
+`host`: index into the list of hosts. -1: not known."""
 SERIES = ("loss", "gradient_norm", "seconds")
 LAG = "lag"
 MAX_RANKS = 65_536
-"""Shown; a job says itself how many it has."""
+"""Largest number of ranks that are shown; the job's own number is shown beside."""
 MAX_ROWS = 400
-"""Of one series in a picture: neighbours are joined, and their extremes stay."""
+"""Largest number of rows of one series in a picture: neighbours are joined, and their extremes stay."""
 MOVING_NS = 5 * 10**9
-"""A rank that moved within this time counts as moving."""
+"""Nanoseconds for which a rank counts as moving after it moved."""
 SPARSE = 3
-"""Sending one changed rank costs this many times one entry in the list of all."""
+"""Cost of sending one changed rank, in entries of a whole column."""
 Columns = dict[str, list[int]]
 Row = list[Any]
 """[step, mean, low, high, rank of the low, rank of the high, how many were not finite]"""
 ABOUT = ("run_id", "run_dir", "coordinator", "started_at", "world_size", "action", "findings", "blind", "warnings")
-"""What the page shows of `/api/v1/status`."""
+"""Fields of `/api/v1/status` that the page shows."""
 MAX_LINES = 16
-"""Findings, and sentences of blindness, that are sent; thousands of lost sidecars are counted."""
+"""Largest number of findings, and of sentences on blindness, that are sent; the rest are counted."""
 MAX_COMMAND = 400
-"""Characters."""
+"""Largest number of characters shown of the command."""
 MAX_NAMED = 64
-"""Ranks in a card."""
+"""Largest number of ranks in a card."""
 MAX_CARDS, MAX_CHECKPOINTS = 100, 64
 LOOK_NS = 3 * 10**9
-"""Time between two looks at what is expensive to look at: the disk, and all ranks."""
+"""Nanoseconds between two looks at what is expensive to look at: the disk, and all ranks."""
 CALLED_OFF_NS = 10 * 60 * 10**9
-"""How long it is news that a halt was called off and the run went on."""
+"""Nanoseconds for which it is shown that a halt was called off and the run went on."""
 BLAME = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -72,14 +73,14 @@ class Picture:
 
     now_ms: int
     facts: Mapping[str, Any]
-    """Name -> what is sent whole whenever it changes."""
+    """Facts by name, each of which is sent completely whenever it changes."""
     columns: Columns
     numbers: tuple[StepNumbers, ...]
     arrivals: tuple[StepArrivals, ...]
     happenings: tuple[Happening, ...]
 
     def whole(self) -> dict[str, Any]:
-        """Everything, for a reader who has seen nothing yet."""
+        """Return everything, for a reader who has seen nothing yet."""
         return {
             "now": self.now_ms,
             **self.facts,
@@ -89,7 +90,7 @@ class Picture:
         }
 
     def since(self, before: "Picture") -> dict[str, Any]:
-        """What changed, for a reader who saw the picture before; empty if nothing but the time changed."""
+        """Return what changed since an earlier picture; empty if nothing but the time changed."""
         found = {name: fact for name, fact in self.facts.items() if fact != before.facts.get(name)}
         if columns := _changed(before.columns, self.columns):
             found["columns"] = columns
@@ -103,7 +104,7 @@ class Picture:
         if self.numbers is before.numbers and self.arrivals is before.arrivals:
             return {}
         if _last(self.numbers) < _last(before.numbers) or _last(self.arrivals) < _last(before.arrivals):
-            # Ranks began again at an earlier step: what was drawn did not happen.
+            # Ranks started again at an earlier step: what was drawn for later ones is no longer true.
             return {"series": {name: joined(rows) for name, rows in self._series().items()}}
         rows = self._series(_last(before.numbers), _last(before.arrivals))
         return {"more": more} if (more := {name: joined(new) for name, new in rows.items() if new}) else {}
@@ -117,7 +118,7 @@ class Picture:
 
 
 def rank_columns(roster: Roster, blamed: Mapping[int, int], now_ns: int) -> tuple[Columns, list[str]]:
-    """Of every rank of the job, and the names of the hosts."""
+    """Return the columns of every rank of the job, and the names of the hosts."""
     members = roster.members
     num = min(max(roster.world_size, max(members, default=-1) + 1), MAX_RANKS)
     front = max((member.progress.step for member in members.values() if member.progress.step is not None), default=0)
@@ -134,7 +135,11 @@ def rank_columns(roster: Roster, blamed: Mapping[int, int], now_ns: int) -> tupl
 
 
 def joined(rows: Sequence[Row], limit: int = MAX_ROWS) -> list[Row]:
-    """At most so many rows: neighbours are joined into their last step, the mean of their means, and their extremes with the ranks that had them."""
+    """Reduce rows to at most `limit`.
+
+    Neighbours are joined into their last step, the mean of their means, and their extremes with the ranks that had
+    them.
+    """
     if len(rows) <= limit:
         return list(rows)
     width = math.ceil(len(rows) / limit)
@@ -142,7 +147,7 @@ def joined(rows: Sequence[Row], limit: int = MAX_ROWS) -> list[Row]:
 
 
 def rounded(value: float) -> int:
-    """A whole number with two digits that tell."""
+    """Round to a whole number with two significant digits; -1 if it is negative or not finite."""
     if not math.isfinite(value) or value < 0:
         return -1
     if value < 100:  # noqa: PLR2004 - two digits
@@ -152,14 +157,14 @@ def rounded(value: float) -> int:
 
 
 class PageState:
-    """One for a run, whoever looks at it."""
+    """Makes the pictures of one run for all readers."""
 
     def __init__(self, run: Run, now_ns: Callable[[], int], *, record: Mapping[str, Any] | None = None) -> None:
         self.timeline = Timeline()
         self._run = run
         self.now_ns = now_ns
         self._record = record
-        """Of a run that is over: when it ended, and by which halt; None: it lives."""
+        """For a run that is over: when it ended, and by which halt; None if it is live."""
         self._cards: dict[str, tuple[Diagnosis, dict[str, Any]]] = {}
         self._sealed: tuple[Sealed, ...] = ()
         self._seen: tuple[tuple[str, int], ...] = ()
@@ -169,7 +174,7 @@ class PageState:
         """What was last said of a halt, and since when."""
 
     def look(self) -> None:
-        """After each judgement: what is new goes to the timeline."""
+        """Add what is new to the timeline; called after each judgement."""
         run, now_ns = self._run, self.now_ns()
         self.timeline.look_at_findings(run.judging.findings, now_ns)
         self.timeline.look_at_incidents(run.incidents.all())
@@ -180,7 +185,7 @@ class PageState:
             run.disk.submit(self.read_vault)
 
     def paint(self) -> Picture:
-        """The run as of now."""
+        """Return the run as of now."""
         run, now_ns = self._run, self.now_ns()
         diagnoses = run.incidents.all()
         columns, hosts = rank_columns(run.roster, _blamed(diagnoses), now_ns)
@@ -200,7 +205,7 @@ class PageState:
         )
 
     def read_vault(self) -> None:
-        """In the disk's thread: manifests name every tensor, and a file server may hang."""
+        """Read the sealed checkpoints. It runs in the disk's thread: manifests name every tensor, and a file server may hang."""
         folder = self._run.settings.run_dir / FOLDER
         with contextlib.suppress(OSError):
             found = (path for path in folder.iterdir() if SEALED.fullmatch(path.name))
@@ -225,7 +230,7 @@ class PageState:
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
 
     def _look_at_halt(self, told: Mapping[str, Any] | None, now_ns: int) -> Mapping[str, Any] | None:
-        """The halt as the page shows it: since when it is so, and only as long as it is news."""
+        """Return the halt as the page shows it, with the time since when it is so; None if it is no longer news."""
         self.timeline.look_at_halt(told, now_ns)
         if told != self._halt[0]:
             self._halt = told, now_ns
@@ -235,14 +240,14 @@ class PageState:
         return {**told, "since": rfc3339(since_ns)}
 
     def _card(self, diagnosis: Diagnosis) -> dict[str, Any]:
-        """An incident in a few lines; the same object as long as the diagnosis is."""
+        """Return an incident in a few lines; the same object as long as the diagnosis is the same."""
         known = self._cards.get(diagnosis.id)
         if known is None or known[0] is not diagnosis:
             known = self._cards[diagnosis.id] = (diagnosis, _card(diagnosis))
         return known[1]
 
     def _checkpoints(self) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Return the checkpoints, newest first."""
         book, run_dir = self._run.checkpoints, self._run.settings.run_dir
         own = [
             {
@@ -264,7 +269,7 @@ class PageState:
 
 
 def shown_goodput(found: Goodput) -> dict[str, Any]:
-    """Shares in thousandths: a picture changes when something that can be seen does."""
+    """Return goodput in thousandths, so that a picture changes only when something visible does."""
     shares = {name: round(1000 * s / found.wall_s) for name, s in found.parts.items()} if found.wall_s > 0 else {}
     return {
         "words": in_words(found),
@@ -316,7 +321,7 @@ def _last(entries: Sequence[StepNumbers] | Sequence[StepArrivals]) -> int:
 
 
 def _after(entries: Sequence[Any], step: int) -> list[Any]:
-    """Those of later steps; they ascend."""
+    """Return the entries of later steps; the steps ascend."""
     return list(entries[bisect_right(entries, step, key=lambda entry: entry.step) :])
 
 
@@ -326,7 +331,7 @@ def _row(step: int, spread: Spread) -> Row:
 
 
 def _lag_row(arrivals: StepArrivals) -> Row:
-    """What is usual, and who came last."""
+    """Return the usual lag, and the rank that came last."""
     usual_s, latest = arrivals.usual_s or arrivals.spread_s, arrivals.latest[:1]
     late_s, rank = (latest[0].lag_s, latest[0].rank) if latest else (usual_s, -1)
     return [arrivals.step, _short(usual_s), 0.0, _short(max(late_s, 0.0)), -1, rank, 0]
@@ -345,7 +350,7 @@ def _short(value: float) -> float | None:
 
 
 def _blamed(diagnoses: list[Diagnosis]) -> dict[int, int]:
-    """Rank -> how badly an open incident's leading cause names it."""
+    """Return for each rank the worst severity of an open incident whose leading cause names it."""
     found: dict[int, int] = {}
     for diagnosis in diagnoses:
         if diagnosis.closed_at is None and diagnosis.causes:

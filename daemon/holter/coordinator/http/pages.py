@@ -1,11 +1,13 @@
-"""What a browser, a scraper or a script can read, and the one thing that can be asked: `POST /api/v1/halt`, by who has the token.
+"""The pages for browsers, scrapers and scripts, and one request: `POST /api/v1/halt`, for those who have the token.
 
-| 202 | the halt will be tried |
-| 401, 403 | wrong token; a page of another host asks |
-| 409 | it cannot be, and why |
-| 408, 413, 422 | this is no request |
+    | 202 | the halt will be tried |
+    | 401, 403 | wrong token; a page of another host asks |
+    | 409 | it is not possible, with the reason |
+    | 408, 413, 422 | this is no valid request |
 
-What takes long to make is made once for all who ask (`renderings.py`). The cost of a scrape of `/metrics` does not grow with the number of modules, and hardly with that of ranks. Everything that a rank said is escaped or encoded, never trusted.
+What takes long to make is made once for all who ask (`renderings.py`). The cost of a scrape of `/metrics` does not grow
+with the number of modules, and hardly with the number of ranks. Everything that a rank said is escaped or encoded,
+never trusted.
 """
 
 import asyncio
@@ -43,15 +45,15 @@ from holter.status_page.event_stream import EventStream
 from holter.transport.access import bearer, is_same
 
 AskHalt = Callable[[str, str], str | None]
-"""(reason, by whom) -> why it cannot be; None: it will be tried."""
+"""Called with (reason, by whom); returns why a halt is not possible, or None if it will be tried."""
 MAX_BODY_BYTES = 8 * 2**10
 BODY_DEADLINE_S = 5.0
 MAX_PLAIN = 128
-"""Ranks in the table of the page itself; `/plain` has all."""
+"""Number of ranks in the table of the page itself; `/plain` has all."""
 MAX_ACCEPT = 200
-"""Bytes of the header that says which form of metrics is wanted."""
+"""Largest length of the header that says which format of metrics is wanted."""
 MAX_DIGITS = 9
-"""The most digits in the number of a rank that is asked for: Python refuses to read thousands."""
+"""Largest number of digits of a requested rank, because Python refuses to parse thousands."""
 RANKS = {
     "rank": "Rank",
     "host": "Host",
@@ -70,23 +72,23 @@ INCIDENTS = {
     "closed_at": "Closed",
     "report": "Diagnosis",
 }
-"""Field -> title of its column."""
+"""Titles of the columns by field."""
 
 
 SPREADS = ("loss", "gradient_norm", "learning_rate", "seconds", "loss_scale")
 LOOK_BACK = 64
-"""How many steps back the newest value of a number is looked for: not every step reads a loss."""
+"""Number of steps back in which the newest value of a number is looked for: not every step reads a loss."""
 
 
 class HaltRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body."""
+    """The body of a request to halt."""
 
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
     by: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None) -> tuple[int, dict[str, Any]]:
-    """Status and content of the answer."""
+    """Return status and content of the answer to a request to halt."""
     if not _is_own_origin(request):
         return 403, {"error": "a page of another host may not ask for this"}
     shown = bearer(request.headers.get(hdrs.AUTHORIZATION, ""))
@@ -101,14 +103,14 @@ async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None
         return 408, {"error": "the request did not come to its end"}
     except UNREADABLE as error:
         return 422, {"error": f"this is no request to halt: {error}"}
-    # Who it is, is what they say; from where is not.
+    # The name is what the client claims; its address is not.
     by = f"{asked.by or 'unknown'} from {request.remote}"
     why = "halting is not available here" if ask_halt is None else ask_halt(asked.reason, by)
     return (409, {"error": why}) if why is not None else (202, {"accepted": True, "reason": asked.reason})
 
 
 class Pages:
-    """The readable half of the one port, and the one request."""
+    """Serves everything that can be read on the port, and the request to halt."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Pages:
         self._renderings = Renderings()
 
     def routes(self) -> list[web.RouteDef]:
-        """Every path but /ingest."""
+        """Return the routes of every path but /ingest."""
         return [
             web.get("/", self._index),
             web.get("/plain", self._plain),
@@ -150,7 +152,7 @@ class Pages:
         return web.Response(text="ok\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        # One of two: each form that is wanted would be rendered by itself.
+        # One of two formats: every other header would be rendered separately.
         accept = accepted_format(request.headers.get(hdrs.ACCEPT, "")[:MAX_ACCEPT])
         body, content_type = self._renderings.get(f"/metrics {accept}", lambda: self._expose(accept))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
@@ -182,7 +184,7 @@ class Pages:
         return _json({"error": "no such incident"}, status=404) if found is None else _json(found)
 
     async def _report(self, request: web.Request) -> web.Response:
-        """For the page to show within itself."""
+        """Return a report for the page to show within itself."""
         found = self._run.incidents.get(request.match_info["id"])
         if found is None:
             return web.Response(status=404, text="no such incident\n", headers=HEADERS)
@@ -197,7 +199,8 @@ class Pages:
         assert self._ask_halt is not None
         why = self._ask_halt(reason, by)
         if why is None:
-            # Whoever asked would take the end of the last halt for the answer to this one.
+            # The next status must not be an older one: its outcome of the last halt would be taken for the answer to
+            # this request.
             self._renderings.forget("/status")
             self.page_state.timeline.note("halt", f"asked for by {by}: {reason}", self.page_state.now_ns(), "warning")
         return why
@@ -228,13 +231,13 @@ class Pages:
 
 
 def _is_own_origin(request: web.Request) -> bool:
-    """Browsers say from which page a request comes; shells do not."""
+    """Whether a request comes from our own page: browsers send its origin, shells send none."""
     origin = request.headers.get(hdrs.ORIGIN)
     return origin is None or urlsplit(origin).netloc == request.host
 
 
 async def _request_body(request: web.Request) -> bytes:
-    """All of it. Raises OverflowError."""
+    """Return the whole body. Raises OverflowError if it is too long."""
     body = bytearray()
     async for chunk in request.content.iter_chunked(MAX_BODY_BYTES):
         body += chunk
@@ -257,7 +260,7 @@ def _sent(body: bytes, status: int = 200) -> web.Response:
 
 
 def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
-    """The plainest page that tells how the run is."""
+    """Return the plainest page that shows how the run is."""
     ranks = _table(RANKS, state["ranks"])
     told = [one | {"report": f"api/v1/incidents/{quote(one['id'], safe='')}/report"} for one in state["incidents"]]
     incidents = _table(INCIDENTS, told) if told else "<p>none</p>"
@@ -284,7 +287,7 @@ def _text(value: object) -> str:
 
 
 def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
-    """The figures of the job as of now."""
+    """Return the figures of the job as of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
     overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
     moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
@@ -312,7 +315,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
 
 
 def module_figures(told: Sequence[Vitals]) -> tuple[ModuleFigures, ...]:
-    """Each module once: the largest of each number over the ranks, and over its groups of parameters."""
+    """Return each module once, with the largest of each number over the ranks and over its groups of parameters."""
     groups: dict[str, list[ModuleVitals]] = {}
     for vitals in told:
         for module in vitals.modules:
@@ -330,7 +333,7 @@ def module_figures(told: Sequence[Vitals]) -> tuple[ModuleFigures, ...]:
 
 
 def occupancy(told: Sequence[Vitals]) -> tuple[float, ...]:
-    """Share of gradient values in each bucket of exponents, over all modules and ranks that reported them."""
+    """Return the share of gradient values in each bucket of exponents, over all modules and ranks that reported them."""
     tables = [module.exponents for vitals in told for module in vitals.modules if module.exponents]
     counts = [sum(column) for column in zip(*tables, strict=False)]
     total = sum(counts)
@@ -338,7 +341,7 @@ def occupancy(told: Sequence[Vitals]) -> tuple[float, ...]:
 
 
 def snapshot(run: Run) -> CoordinatorSnapshot:
-    """For the exporter."""
+    """Return the state for the exporter."""
     healthy = run.checkpoints.last_healthy()
     return CoordinatorSnapshot(
         halts=run.halts.outcomes,
@@ -370,6 +373,6 @@ def _largest(values: Iterable[float]) -> float:
 
 
 def _infos(run: Run) -> tuple[IncidentInfo, ...]:
-    """The gravest first: of very many only some are described."""
+    """Describe the open incidents, most severe first, because only some are described if there are very many."""
     infos = [incident_info(diagnosis, run.settings.link) for diagnosis in run.incidents.settled()]
     return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

@@ -1,9 +1,10 @@
-"""What is asked for often is made once, for all who ask: reading must not starve judging.
+"""Keeps what is requested often, so that it is made once for all: reading must not starve judging.
 
     ten scrapers, twenty readers ──▶ one rendering ──▶ judging goes on
 
-A rendering is given out again for as long as RESTS times what it took, LONGEST_S at most: for two ranks that is a few milliseconds and nobody notices,
-for sixteen thousand it is seconds. So each kind of page takes at most one part in RESTS of the coordinator's time, however many read it.
+A rendering is used again for RESTS times as long as it took to make, at most LONGEST_S: for two ranks that is a few
+milliseconds and nobody notices, for sixteen thousand it is seconds. So each kind of page takes at most one part in
+RESTS of the coordinator's time, however many read it.
 """
 
 from collections import OrderedDict
@@ -15,19 +16,19 @@ from holter import clock
 RESTS = 20.0
 LONGEST_S = 5.0
 MAX_KEPT = 64
-"""Renderings; the reports of single incidents are among them."""
+"""Largest number of renderings that are kept; reports of single incidents are among them."""
 
 T = TypeVar("T")
 
 
 class Renderings:
-    """By name, each with when it is too old."""
+    """Renderings by name, each with the time until which it is used."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[float, object]] = OrderedDict()
 
     def get(self, name: str, make: Callable[[], T]) -> T:
-        """The last one, or a new one if that is too old. One name stands for one kind of value."""
+        """Return the kept rendering, or make a new one if it is too old. One name stands for one kind of value."""
         began_s = clock.monotonic_s()
         until_s, kept = self._kept.get(name, (0.0, None))
         if began_s < until_s:
@@ -41,5 +42,5 @@ class Renderings:
         return made
 
     def forget(self, name: str) -> None:
-        """Make a new one for whoever asks next: something happened that he will look for."""
+        """Forget a rendering, because something happened that the next reader will look for."""
         self._kept.pop(name, None)

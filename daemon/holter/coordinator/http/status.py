@@ -1,4 +1,4 @@
-"""What `/api/v1/status` says, as plain data. Pure."""
+"""The content of `/api/v1/status`, as plain data. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from holter.records.titles import titled
 
 
 def status(run: Run, now_ns: int, limit: int | None = None) -> dict[str, Any]:
-    """The run as of now, with all its ranks or the first few."""
+    """Return the run as of now, with all its ranks or the first few."""
     first = sorted(run.roster.members)[:limit]
     return about(run, now_ns) | {"ranks": [rank_status(run.roster.members[rank], now_ns) for rank in first]}
 
 
 def about(run: Run, now_ns: int) -> dict[str, Any]:
-    """The same without the ranks, which may be thousands."""
+    """Return the run without its ranks, which may be thousands."""
     return {
         "schema": 1,
         "run_id": run.settings.run_id,
@@ -58,14 +58,14 @@ def about(run: Run, now_ns: int) -> dict[str, Any]:
 
 
 def coverage(censuses: Iterable[Census]) -> list[dict[str, Any]]:
-    """What is compared over which axis, and what is not, of the models as the ranks hold them: a line for each kind, equal ones once."""
+    """List what is compared over which axis, and what is not compared: a line for each kind, equal ones once."""
     counts: dict[tuple[str, str], int] = {}
     for census in censuses:
         own: dict[tuple[str, str], int] = {}
         for entry in census.entries:
             key = "buffers" if entry.is_buffer else "parameters", _over(entry)
             own[key] = own.get(key, 0) + 1
-        # Stages of a pipeline hold different ones: the most of a kind that one rank has.
+        # Stages of a pipeline hold different tensors: take the largest number of a kind that one rank has.
         counts = {key: max(counts.get(key, 0), own.get(key, 0)) for key in counts.keys() | own.keys()}
     return [
         {"what": what, "over": over, "num_tensors": number} for (what, over), number in sorted(counts.items()) if number
@@ -85,7 +85,7 @@ def _over(entry: TensorEntry) -> str:
 
 
 def halt(run: Run) -> dict[str, Any] | None:
-    """The halt that is under way, or what became of the last one."""
+    """Return the halt that is in progress, or the result of the last one; None if there was none."""
     attempt, outcome = run.halts.attempt, run.halts.outcome
     if attempt is None and run.halts.is_asked:
         return {"course": "asked for", "outcome": None, "text": ""}
@@ -107,7 +107,7 @@ def halt(run: Run) -> dict[str, Any] | None:
 
 
 def headline(diagnosis: Diagnosis) -> dict[str, Any]:
-    """An incident in a line."""
+    """Return an incident in a line."""
     return {
         "id": diagnosis.id,
         "severity": diagnosis.severity,
@@ -120,7 +120,7 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
-    """One rank."""
+    """Return the state of one rank."""
     progress_ns = member.progress.moved_ns
     read = {"loss": member.numbers.loss, "gradient_norm": member.numbers.gradient_norm}
     return {
@@ -135,7 +135,7 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
         "last_progress_at": None if progress_ns is None else rfc3339(progress_ns),
         "last_progress_age_s": None if progress_ns is None else round(max(0, now_ns - progress_ns) / 1e9, 1),
         **read,
-        # JSON has no NaN: null is what nobody read, unless it is named here.
+        # JSON has no NaN: null means that nobody read the value, unless it is named here.
         "not_finite": [name for name, value in read.items() if value is not None and not math.isfinite(value)],
         "overhead_ratio": member.numbers.overhead_ratio,
         "dropped": member.dropped,
@@ -144,7 +144,7 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
 
 
 def rank_details(member: Member, now_ns: int) -> dict[str, Any]:
-    """One rank, with what is too much to say of all."""
+    """Return one rank with the details that are too long for the list of all."""
     ended = member.exited
     return rank_status(member, now_ns) | {
         "step_s": member.numbers.step_s,

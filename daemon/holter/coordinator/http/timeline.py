@@ -1,6 +1,7 @@
-"""What happened to a run, in order: findings that came and went, incidents, checkpoints, halts. Pure: given what stands now, it says what is new.
+"""What happened to a run, in order: findings, incidents, checkpoints and halts. Pure: it compares states and reports changes.
 
-Bounded: of a night of flapping findings the last ones are kept, and the incidents, which are few, are read from their own records.
+It is bounded: of a night of flapping findings the last ones are kept, and incidents, which are few, are read from their
+own records.
 """
 
 from collections import deque
@@ -19,14 +20,14 @@ Kind = Literal["finding", "incident", "checkpoint", "halt"]
 
 MAX_HAPPENINGS = 256
 _OUTCOMES: dict[str, Severity] = {"completed": "info", "incomplete": "critical", "failed": "critical"}
-"""Severity of a halt by how it ended; a warning for all others."""
+"""Severity of a halt by its outcome; a warning for all others."""
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the timeline."""
 
     number: int
-    """Counts up, so that a reader knows what is new to it."""
+    """Number that counts up, so that a reader knows what is new."""
     at: str
     kind: Kind
     severity: Severity
@@ -42,14 +43,14 @@ class Timeline:
         self._number = 0
         self._findings: dict[tuple[str, int, tuple[int, ...]], Finding] = {}
         self._incidents: dict[str, tuple[str, str | None]] = {}
-        """Id -> (cause, when it was closed)"""
+        """Id -> (cause, when it was closed)."""
         self._saves: dict[tuple[str, int], str] = {}
-        """(path, step) -> verdict"""
+        """(path, step) -> verdict."""
         self._halt = ""
         """What was last said of a halt."""
 
     def all(self) -> tuple[Happening, ...]:
-        """Oldest first."""
+        """Return all lines, oldest first."""
         return tuple(self._happenings)
 
     def note(self, kind: Kind, text: str, now_ns: int, severity: Severity = "info") -> None:
@@ -57,7 +58,7 @@ class Timeline:
         self._say(kind, severity, text, rfc3339(now_ns))
 
     def look_at_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
-        """What the detectors find now; a finding that waits for evidence is no verdict yet."""
+        """Add findings that came or went; a finding that waits for evidence is no verdict yet."""
         stands = {(one.detector, one.first_step, one.ranks[:1]): one for one in findings if not one.needs}
         for key, finding in stands.items():
             if key not in self._findings:
@@ -65,11 +66,11 @@ class Timeline:
         for key, finding in self._findings.items():
             if key not in stands:
                 self._say("finding", "info", f"{finding.detector} is no longer found", rfc3339(now_ns))
-        # All of them: what is not remembered would be news again.
+        # All of them, because a finding that is not remembered would be news again.
         self._findings = stands
 
     def look_at_incidents(self, diagnoses: Iterable[Diagnosis]) -> None:
-        """Opened, understood otherwise, closed."""
+        """Add incidents that were opened, explained differently, or closed."""
         for diagnosis in diagnoses:
             cause, known = cause_of(diagnosis), self._incidents.get(diagnosis.id)
             if known == (cause, diagnosis.closed_at):
@@ -83,7 +84,7 @@ class Timeline:
                 self._say("incident", "info", f"closed: {line}", diagnosis.closed_at, diagnosis.id)
 
     def look_at_saves(self, saves: Iterable[ScriptSave], sealed: Iterable[Sealed], now_ns: int) -> None:
-        """Checkpoints that were finished, and verdicts on them that changed."""
+        """Add checkpoints that were finished, and changes of their verdicts."""
         for save in saves:
             key, known = (save.path, save.step), self._saves.get((save.path, save.step))
             if known != save.verdict:
@@ -98,7 +99,7 @@ class Timeline:
                 self._say_save(text, one.verdict, one.why, one.manifest.sealed_at)
 
     def look_at_halt(self, halt: Mapping[str, Any] | None, now_ns: int) -> None:
-        """How far the halt has come that is under way, and what became of it."""
+        """Add the progress of a halt, or its result."""
         known = halt or {}
         number, step = (f" {known[name]}" if known.get(name) is not None else "" for name in ("number", "step"))
         outcome: str = known.get("outcome") or ""
