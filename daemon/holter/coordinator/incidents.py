@@ -1,10 +1,11 @@
-"""The incidents of a run: in memory for whoever asks, in SQLite for the next coordinator, in files for people.
+"""The incidents of a run: in memory for readers, in SQLite for the next coordinator, in files for people.
 
     incidents.sqlite              every diagnosis as JSON, newest version, with its checksum; every cause that was ever named
     incidents/<id>/diagnosis.json diagnosis.md  report.html  evidence/
 
-Memory comes first: a disk that is full or gone loses no incident while the coordinator lives. A row that is damaged is read from its file; a database
-that is damaged is put aside and made anew. Of very many incidents the oldest that are closed are on the disk alone.
+Memory comes first: a full or missing disk loses no incident while the coordinator lives. A damaged row is read from its
+files; a damaged database is put aside and made anew. If there are very many incidents, the oldest closed ones are on
+the disk alone.
 """
 
 import contextlib
@@ -31,22 +32,23 @@ from holter.files import UNREADABLE, as_json, read_json, write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
-"""How long cause and ranks must have stayed the same before a pager is told, how long if they are unsure, and how long at most."""
+"""Seconds for which cause and ranks must have stayed the same before a pager is told, seconds for this if they are
+unsure, and the longest wait."""
 INCIDENT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}-[0-9]{1,9}")
-"""Ids name folders."""
+"""Pattern of incident ids, which are also names of folders."""
 MAX_IN_MEMORY = 2000
 LOAD_TIMEOUT_S = 0.3
-"""For a lock that somebody holds, a few times in a row, before the coordinator listens."""
+"""Seconds to wait for somebody else's lock, a few times in a row, before the coordinator listens."""
 LOAD_S = 3.0
-"""For all of a database: a view may have rows without end."""
+"""Seconds for reading a whole database, because a view may have endless rows."""
 PROGRESS_STEPS = 10_000
-"""Of SQLite's machine, between two looks at the time."""
+"""Number of steps of SQLite's machine between two looks at the time."""
 MAX_ROWS = 50_000
 MAX_DATABASE_BYTES = 512 * 2**20
-"""A larger one is not ours; it would take minutes to be checked."""
+"""Largest database that is read; a larger one is not ours, and checking it would take minutes."""
 MAX_DIAGNOSIS_BYTES = 16 * 2**20
 STORE_TIMEOUT_S = 1.0
-"""The same for a write, while all others wait; the incident is in its files too."""
+"""Seconds to wait for a lock when writing, while all other writes wait; the incident is in its files, too."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -62,14 +64,14 @@ _COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
 
 @dataclass(frozen=True)
 class _Blame:
-    """The cause and the ranks that an incident is blamed on, and since when."""
+    """The cause and ranks that an incident is blamed on, and since when."""
 
     on: tuple[str, tuple[int, ...]]
     is_sure: bool
     first_s: float
-    """When the incident was first known here."""
+    """When the incident first became known here."""
     since_s: float
-    """When it was first blamed on these."""
+    """When this cause and these ranks were first blamed."""
 
     def is_settled(self, now_s: float) -> bool:
         stayed_s = SETTLE_S if self.is_sure else UNSURE_S
@@ -77,24 +79,24 @@ class _Blame:
 
 
 class Incidents:
-    """All incidents of a run, those of an earlier coordinator on the same run directory too."""
+    """All incidents of a run, including those of an earlier coordinator on the same run directory."""
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self.num_unreadable = 0
-        """Rows of an earlier coordinator's database that are no incidents."""
+        """Number of rows in an earlier coordinator's database that are no incidents."""
         self._run_dir = run_dir
         self._disk = disk
         self._by_id: dict[str, Diagnosis] = {}
         self._former: set[str] = set()
-        """Ids of incidents of an earlier life of this run that this one has not seen again."""
+        """Ids of incidents from an earlier life of this run that this life has not seen again."""
         self._blame: dict[str, _Blame] = {}
         self._causes: set[tuple[str, str]] = set()
-        """Every (id, cause) that was ever named: their counts only grow, also over a restart."""
+        """Every (id, cause) that was ever named; their counts only grow, even over a restart."""
         self._forgotten: Counter[str] = Counter()
-        """Those of incidents that are no longer in memory."""
+        """Causes of incidents that are no longer in memory."""
 
     def load(self) -> None:
-        """Read what an earlier coordinator left; raises nothing: what the database has lost is read from the files."""
+        """Read what an earlier coordinator left. Never raises: what the database has lost is read from the files."""
         with contextlib.suppress(sqlite3.Error, OSError):
             found = _stored(self._run_dir / DATABASE)
             left = _in_files(self._run_dir / FOLDER, {one.id for one in found.diagnoses})
@@ -102,22 +104,22 @@ class Incidents:
             self._causes.update(found.causes)
             if found.is_damaged:
                 self._disk.submit(partial(_put_aside, self._run_dir / DATABASE))
-            # One that is locked has them, as far as anybody knows; waiting for it would keep all other writes.
+            # A locked one presumably holds them; waiting for it would hold up all other writes.
             lost = [] if found.is_locked else [*found.diagnoses, *left] if found.is_damaged else left
             for diagnosis in lost:
                 self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
             for diagnosis in sorted([*found.diagnoses, *left], key=_number):
                 self._by_id[diagnosis.id] = diagnosis
                 self._former.add(diagnosis.id)
-                # Whoever was told of it shall not hear that it is over, and a moment later that it is not.
+                # Otherwise people who were told of it would hear that it is over, and a moment later that it is not.
                 self._lay(diagnosis, first_s=-math.inf)
 
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
-        """These are written down already."""
+        """Take over diagnoses that are written down already."""
         self._by_id |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
 
     def put(self, diagnosis: Diagnosis) -> None:
-        """A new incident, or a better explanation of a known one."""
+        """Store a new incident, or a better explanation of a known one."""
         self._by_id[diagnosis.id] = diagnosis
         self._former.discard(diagnosis.id)
         self._lay(diagnosis)
@@ -136,19 +138,19 @@ class Incidents:
             self._forgotten.update(cause for _, cause in gone)
 
     def get(self, incident_id: str) -> Diagnosis | None:
-        """One incident."""
+        """Return one incident; None if it is not in memory."""
         return self._by_id.get(incident_id)
 
     def all(self) -> list[Diagnosis]:
-        """Oldest first."""
+        """Return all incidents in memory, oldest first."""
         return list(self._by_id.values())
 
     def meet_again(self, ids: Iterable[str]) -> None:
-        """These incidents belong to this life: a coordinator that died a moment ago had found them."""
+        """Count these incidents to this life, because a coordinator that died a moment ago had found them."""
         self._former.difference_update(ids)
 
     def close_former(self, now_ns: int) -> list[Diagnosis]:
-        """The run was started again: what its former life left open is over. Returns these, as they were."""
+        """Close what a former life of the run left open, and return these incidents as they were."""
         over = [found for found in self._by_id.values() if found.id in self._former and found.closed_at is None]
         for found in over:
             closed = msgspec.structs.replace(found, closed_at=clock.rfc3339(now_ns))
@@ -157,20 +159,24 @@ class Incidents:
         return over
 
     def standing(self) -> list[Diagnosis]:
-        """Those of this life that are not closed: a run that was halted and resumed is not paged about again."""
+        """Return the open incidents of this life: nobody is paged again about a run that was halted and resumed."""
         return [found for found in self._by_id.values() if found.closed_at is None and found.id not in self._former]
 
     def settled(self) -> list[Diagnosis]:
-        """Those of them that a pager is told: the first diagnosis may name another rank a moment later, when all ranks were heard."""
+        """Return the open incidents that a pager is told about.
+
+        The first diagnosis may name another rank a moment later, when all ranks have been heard, so they must have
+        settled.
+        """
         now_s = clock.monotonic_s()
         return [found for found in self.standing() if self._blame[found.id].is_settled(now_s)]
 
     def open(self) -> list[tuple[str, Severity]]:
-        """(cause, severity) of those."""
+        """Return (cause, severity) of the open incidents of this life."""
         return [(cause_of(found), found.severity) for found in self.standing()]
 
     def opened_s(self) -> dict[Severity, float]:
-        """Severity -> when the newest of those was opened, seconds since the epoch."""
+        """Return for each severity when its newest open incident was opened, in seconds since the epoch."""
         in_order = sorted(self.standing(), key=lambda found: found.opened_at)
         return {found.severity: clock.epoch_s(found.opened_at) for found in in_order}
 
@@ -190,7 +196,7 @@ class Incidents:
         self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
 
     def by_cause(self) -> Counter[str]:
-        """How many there were, by leading cause; one that came to be explained otherwise counts for each."""
+        """Count incidents by leading cause; one whose explanation changed counts for each of its causes."""
         found = Counter(dict.fromkeys(CAUSES, 0))
         found.update(cause for _, cause in self._causes)
         found.update(self._forgotten)
@@ -198,7 +204,7 @@ class Incidents:
 
 
 def write_files(folder: Path, diagnosis: Diagnosis) -> None:
-    """What a person opens; each file whole or not at all."""
+    """Write the files that people open; each is written completely or not at all."""
     evidence = folder / "evidence"
     evidence.mkdir(parents=True, exist_ok=True)
     for cause in diagnosis.causes:
@@ -206,18 +212,18 @@ def write_files(folder: Path, diagnosis: Diagnosis) -> None:
             write_whole(evidence / f"{cause.cause}-{number}.json", as_json(proof))
     write_whole(folder / "diagnosis.md", report.to_markdown(diagnosis).encode())
     write_whole(folder / "report.html", report.to_html(diagnosis).encode())
-    # Last: whoever sees it finds the others.
+    # This file comes last: whoever sees it finds the others, too.
     write_whole(folder / "diagnosis.json", as_json(diagnosis))
 
 
 _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What a damaged database raises; sqlite3 quotes what it found, which may be no UTF-8."""
+"""Exceptions raised by a damaged database; sqlite3 quotes its content, which may be invalid UTF-8."""
 
 
 @contextlib.contextmanager
 def _database(path: Path, timeout_s: float = STORE_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(path, timeout=timeout_s)) as connection, connection:
-        # Shared file systems cannot do it; the default journal is slower and as safe.
+        # Shared file systems do not support it; the default journal is slower and as safe.
         with contextlib.suppress(*_UNUSABLE):
             connection.execute("PRAGMA journal_mode=WAL")
         for table in _SCHEMA:
@@ -233,21 +239,21 @@ def _store(path: Path, diagnosis: Diagnosis) -> None:
 
 
 class _Stored(NamedTuple):
-    """What a database holds."""
+    """The content of a database."""
 
     diagnoses: Sequence[Diagnosis] = ()
     causes: Sequence[tuple[str, str]] = ()
     """Every (id, cause) that was ever said of them."""
     num_unreadable: int = 0
     is_damaged: bool = False
-    """It cannot be gone through to its end."""
+    """Whether it cannot be read to its end."""
     is_locked: bool = False
-    """Somebody else has it."""
+    """Whether somebody else has locked it."""
 
 
 def _stored(path: Path) -> _Stored:
     if not path.is_file():
-        # Opening a pipe would wait for who writes to it.
+        # Opening a pipe would wait for a writer.
         return _Stored()
     if path.stat().st_size > MAX_DATABASE_BYTES:
         return _Stored(is_damaged=True)
@@ -256,17 +262,17 @@ def _stored(path: Path) -> _Stored:
     is_damaged = is_locked = False
     try:
         with _database(path, LOAD_TIMEOUT_S) as connection:
-            # As bytes: text that is no UTF-8 would stop at its row.
+            # Read as bytes: invalid UTF-8 would stop the reading at its row.
             connection.text_factory = bytes
             connection.set_progress_handler(partial(_is_late, clock.monotonic_s() + LOAD_S), PROGRESS_STEPS)
-            # Of ours there are tables alone: a trigger would take away again what is written.
+            # Ours has only tables: a trigger could undo what is written.
             is_damaged = connection.execute(_FOREIGN).fetchone() is not None
             rows += connection.execute(_ROWS, (MAX_DIAGNOSIS_BYTES, MAX_ROWS))
             said += connection.execute("SELECT id, cause FROM causes LIMIT ?", (MAX_ROWS,))
             checked = connection.execute("PRAGMA quick_check(1)").fetchone()
             is_damaged = is_damaged or len(rows) == MAX_ROWS or checked not in [(b"ok",), ("ok",)]
     except _UNUSABLE as error:
-        # One that somebody else has locked is not damaged; the incidents' own files are read instead.
+        # A database that somebody else has locked is not damaged; the incidents' own files are read instead.
         is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         is_damaged = not is_locked
     read = [_incident(content, checksum) for content, checksum in rows]
@@ -282,7 +288,7 @@ def _is_late(until_s: float) -> bool:
 
 
 def _incident(content: object, checksum: object) -> Diagnosis | None:
-    """None if it is none, or not as it was written, or its id cannot be ours."""
+    """Decode a row; None if it is no diagnosis, was changed since it was written, or has a foreign id."""
     if not isinstance(content, bytes) or zlib.crc32(content) != checksum:
         return None
     return _decoded(content)
@@ -297,7 +303,7 @@ def _decoded(content: bytes) -> Diagnosis | None:
 
 
 def _in_files(folder: Path, known: Container[str]) -> list[Diagnosis]:
-    """Incidents that have a folder of their name and are not among those that are known."""
+    """Return the incidents in folders of their own name that are not among the known ones."""
     names = [path for path in folder.glob("*/diagnosis.json") if path.parent.name not in known]
     found = [read_json(path, Diagnosis) for path in names]
     return [one for one, path in zip(found, names, strict=True) if one is not None and _is_of(one, path.parent.name)]
@@ -308,13 +314,13 @@ def _is_of(diagnosis: Diagnosis, folder: str) -> bool:
 
 
 def _number(diagnosis: Diagnosis) -> tuple[str, int]:
-    """In the order in which they were opened."""
+    """Return a sort key in the order in which incidents were opened."""
     stem, _, number = diagnosis.id.rpartition("-")
     return stem, int(number)
 
 
 def _put_aside(path: Path) -> None:
-    """What is left of a damaged database is kept for who can read it; a new one takes its place."""
+    """Rename a damaged database, so that an expert can still read it and a new one takes its place."""
     path.replace(path.with_name(f"{path.name}.damaged"))
     for beside in ("-wal", "-shm"):
         path.with_name(path.name + beside).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""What arrives and who is there: every message of a sidecar comes in here, is checked, kept, and handed on.
+"""Takes in every message of the sidecars: checks it, keeps it, and passes it on.
 
     message ──▶ Roster (who is there), Assembly (what detectors see), Journal (what a replay reads)
             ──▶ CheckpointVerdicts (a save was finished), HaltDriver (a rank's part in a halt)
 
-No socket is touched and no clock is read: the transport says what came, and when.
+No socket is touched and no judging clock is read: the transport says what came, and when.
 """
 
 from collections import defaultdict
@@ -46,19 +46,20 @@ from holter.transport import wire
 
 JOURNAL_BYTES_OF_RANK = 16 * 2**10
 SEATED_OF_RANK = 16
-"""How many sidecars of a rank are written down, on average: who comes with a new key all day long must not fill the journal."""
+"""Number of a rank's sidecars that are journalled, on average: one that comes with new keys all day must not fill the
+journal."""
 EXAM_PATIENCE_NS = 6 * 10**9
-"""How long a sidecar may take to examine its rank."""
+"""Nanoseconds that a sidecar may take to examine its rank."""
 ASKED_NS = 600 * 10**9
-"""How long it is remembered that an examination was asked for: by then it was answered, or noted as missing."""
+"""Nanoseconds for which a request for an examination is remembered; by then it was answered or noted as missing."""
 MAX_GROUPS = 65_536
-"""Process groups of the mesh, of all ranks together."""
+"""Largest number of process groups in the mesh, from all ranks together."""
 LONGEST_S = 1e9
-"""A rank cannot have waited longer than this."""
+"""Longest wait of a rank in seconds that is believed."""
 
 
 class Intake:
-    """What the transport hands over: `connect`, `hear` and the like, each with the time by the coordinator's clock."""
+    """The receiver of the transport's messages: `connect`, `hear` and so on, each with the coordinator's time."""
 
     def __init__(self, settings: RunSettings, disk: Disk, checkpoints: CheckpointVerdicts, halts: HaltDriver) -> None:
         self.roster = Roster(settings.world_size)
@@ -68,42 +69,42 @@ class Intake:
         self.introductions = Introductions(settings.run_id, settings.world_size, clock.wall_ns(), settings.address)
         self.wall_time = WallTime(clock.wall_ns(), lambda: checkpoints.base_step)
         self.strangers = 0
-        """How many observations spoke for another rank than their sender's, or cannot be true."""
+        """Number of observations that spoke for another rank than the sender's, or cannot be true."""
         self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
-        """Description of process groups -> the ranks of each."""
+        """For each description of process groups, the ranks of each group."""
         self.taken: int | None = None
-        """How much of what the network keeps was heard; None: nobody has said, or this coordinator begins anew."""
+        """Position up to which the network's stream was read; None if not known, or if this coordinator starts anew."""
         self.num_lost = 0
-        """Messages that the network did not keep until they were heard."""
+        """Number of messages that the network did not keep until they were read."""
         self.has_caught_up = False
-        """All that was said before this coordinator began has been heard."""
+        """Whether everything that was sent before this coordinator began has been read."""
         self._settings, self._disk, self._checkpoints, self._halts = settings, disk, checkpoints, halts
         self._is_identity_written = False
         self._num_seated = 0
         self._has_news = False
-        """Something was heard since the last judgement."""
+        """Whether something was heard since the last judgement."""
         self._links: dict[int, str] = {}
-        """Rank -> the state of its line that was last written down."""
+        """For each rank, the last state of its connection that was noted."""
         self._written_taken: int | None = None
         self._asked: dict[ExamKey, int] = {}
-        """Examinations -> when they were first asked for."""
+        """For each examination, when it was first asked for."""
 
     @property
     def run_id(self) -> str:
-        """Name of the run, for whoever connects."""
+        """Name of the run, for those who connect."""
         return self._settings.run_id
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run, likewise."""
+        """Directory of the run, for those who connect."""
         return self._settings.run_dir
 
     def refusal(self, hello: wire.Hello) -> str | None:
-        """Why this sidecar cannot be taken in, if it cannot."""
+        """Return why this sidecar is refused; None if it is not."""
         return self.roster.refusal(hello)
 
     def connect(self, hello: wire.Hello, now_ns: int) -> int:
-        """A sidecar is on the line; returns the number of its connection."""
+        """Note that a sidecar is connected; return the number of its connection."""
         known = self.roster.members.get(hello.rank)
         if known is not None and known.hello.rank_pid != hello.rank_pid:
             self._halts.forget(hello.rank)
@@ -116,48 +117,51 @@ class Intake:
         return connection
 
     def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
-        """A line ended, closed by the other side or given up."""
+        """Note that a connection ended, closed by the other side or given up."""
         self.roster.disconnect(rank, connection, is_closed=is_closed)
         self._note_link(rank, now_ns)
 
     def goodbye(self, rank: int) -> None:
-        """A sidecar has said everything."""
+        """Note that a sidecar has sent everything."""
         self.roster.goodbye(rank)
 
     def took(self, sequence: int, num_lost: int = 0) -> None:
-        """So much of what the network keeps has been heard; written down behind what was heard."""
+        """Note the position up to which the stream was read; it is journalled behind what was read."""
         self.taken, self.num_lost = sequence, num_lost
 
     async def begin_at(self, sequence: int) -> None:
-        """Nothing of what the network keeps was heard up to here; on the disk before anybody is welcomed: whoever takes over reads on from there."""
+        """Start anew at this position, and return once that is on the disk.
+
+        Nobody is welcomed before: a successor reads on from there.
+        """
         self.took(sequence)
         self.write_down(is_now=True)
         await self._disk.written()
 
     def caught_up(self) -> None:
-        """All that was said before this coordinator began has been heard."""
+        """Note that everything that was sent before this coordinator began has been read."""
         self.has_caught_up = True
 
     def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
-        """Whether a message of this size is taken in; a rank whose message is not has been heard all the same."""
+        """Whether a message of this size is taken in; if not, it still counts as a sign of life."""
         has_room = self.roster.allowance.take(rank, num_bytes, now_ns)
         if not has_room:
             self.hear_sign(rank, now_ns)
         return has_room
 
     def hear_sign(self, rank: int, now_ns: int) -> None:
-        """A sidecar sent something, whatever it was."""
+        """Note that a sidecar sent something."""
         self.roster.hear(rank)
         self._note_link(rank, now_ns)
 
     def look(self, now_ns: int, *, is_final: bool = False) -> None:
-        """Notice who has fallen silent, and what the time goes into."""
+        """Notice sidecars that have fallen silent, and how the time is spent."""
         for rank in self.roster.look(now_ns):
             self._note_link(rank, now_ns)
         self.wall_time.look(now_ns, lambda: ranks_seen(self.roster), self.assembly.arrivals, is_final=is_final)
 
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
-        """Take a report in; True when it is urgent to judge."""
+        """Take in a report; return whether it should be judged at once."""
         self.hear_sign(rank, now_ns)
         member = self.roster.members[rank]
         member.dropped = max(member.dropped, report.dropped)
@@ -170,7 +174,7 @@ class Intake:
         return has_urgent
 
     def hear_host(self, ranks: Collection[int], report: wire.HostReport, now_ns: int) -> bool:
-        """Take in what an agent reports of these ranks; True when it is urgent to judge."""
+        """Take in what an agent reports of these ranks; return whether it should be judged at once."""
         quiet = set(report.quiet)
         for rank in ranks:
             if rank not in quiet:
@@ -198,7 +202,7 @@ class Intake:
         return is_urgent(observation)
 
     def _hear_joined(self, observation: Observation, joined: StepsDone, ranks: Collection[int], now_ns: int) -> None:
-        """One step of several ranks; kept as it came."""
+        """Take in one step of several ranks; it is kept in the joined form."""
         if observation.step < 0 or not joined.is_sound or not all(rank in ranks for rank in joined.ranks):
             self.strangers += 1
             return
@@ -210,7 +214,7 @@ class Intake:
         self._has_news = True
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
-        """The answer to a Fetch: the table that was asked for, or None when it cannot be had."""
+        """Take in the answer to a Fetch: the requested table, or None if it cannot be had."""
         if answer is not None and is_answer(key, answer):
             self._take(answer, now_ns)
         else:
@@ -219,7 +223,7 @@ class Intake:
             self._note(Observation(rank=rank, step=step, at_ns=now_ns, body=missing), now_ns)
 
     def to_examine(self, keys: Iterable[ExamKey], now_ns: int) -> tuple[ExamKey, ...]:
-        """Those of the wanted examinations that are to be asked for now: each is asked for once."""
+        """Return those of the wanted examinations that are to be asked for now; each is asked for once."""
         found = tuple(key for key in keys if self._is_to_ask(key, now_ns))
         while self._asked and now_ns - next(iter(self._asked.values())) > ASKED_NS:
             del self._asked[next(iter(self._asked))]
@@ -231,13 +235,16 @@ class Intake:
         return has_news
 
     def write_own(self, body: Body, now_ns: int, *, is_now: bool = True) -> None:
-        """Write down what the coordinator itself did; what it orders in a halt is on its way to the disk before anybody is told."""
+        """Journal what the coordinator itself did.
+
+        With `is_now` it is on its way to the disk at once: orders of a halt are, before anybody is told.
+        """
         self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
         if is_now:
             self.journal.flush(self._disk, is_now=True)
 
     def write_goodput(self, now_ns: int) -> None:
-        """Where the time went so far, for a next life of the run and for whoever asks after its end."""
+        """Write where the time went so far, for the next life of the run and for readers after its end."""
         self._disk.submit(partial(write_whole, self.run_dir / GOODPUT, as_json(self.wall_time.goodput(now_ns))))
 
     def write_down(self, *, is_now: bool = False) -> None:
@@ -251,13 +258,13 @@ class Intake:
         self.journal.flush(self._disk, is_now=is_now)
 
     def end(self, now_ns: int, steps: int | None = None) -> None:
-        """Write the end down; nothing is written afterwards, for the run may have been started again."""
+        """Write the end. Nothing is written afterwards, because the run may have been started again."""
         self._write_identity(now_ns, steps)
         self.write_goodput(now_ns)
         self.journal.flush(self._disk, is_now=True)
 
     def warnings(self) -> list[str]:
-        """What went wrong on the way to here."""
+        """Return sentences on what went wrong in the intake."""
         found = {
             f"journal: {self.journal.dropped} entries lost": self.journal.dropped,
             "journal: what a former coordinator wrote is damaged in places; all else was read": self.journal.num_damaged,
@@ -289,14 +296,17 @@ class Intake:
         self._has_news = True
 
     def _note_link(self, rank: int, now_ns: int) -> None:
-        """Note the state of a line if it changed; that a line ended after Goodbye is not noted."""
+        """Journal the state of a connection if it changed, except that it ended after Goodbye."""
         member = self.roster.members[rank]
         if self._links.get(rank) != member.link and not member.line.has_said_goodbye:
             self._links[rank] = member.link
             self._note(Observation(rank=rank, step=-1, at_ns=now_ns, body=Link(state=member.link)), now_ns)
 
     def _is_to_ask(self, key: ExamKey, now_ns: int) -> bool:
-        """Whether to ask for it now: once each. A sidecar that does not answer in time, or is not there, is noted."""
+        """Whether to ask for an examination now, once.
+
+        If the sidecar does not answer in time, or is not there, that is noted.
+        """
         asked_ns = self._asked.setdefault(key, now_ns)
         member = self.roster.members.get(key.rank)
         is_there = member is not None and member.line.is_live
@@ -312,7 +322,7 @@ class Intake:
 
 
 def ranks_seen(roster: Roster) -> RanksSeen:
-    """What the ranks do now, as far as they say."""
+    """Return what the ranks do now, as far as they report it."""
     living = [member for member in roster.members.values() if member.exited is None and member.state != "ended"]
     return RanksSeen(
         phases={member.progress.phase for member in living if member.progress.phase is not None},
@@ -334,7 +344,7 @@ def is_answer(key: TableKey, observation: Observation) -> bool:
 
 
 def is_sound(body: Body) -> bool:
-    """Whether the times in it can be computed with."""
+    """Whether the times in it are valid for calculations."""
     match body:
         case Overdue() as overdue:
             return _are_times(overdue.waited_s, overdue.deadline_s)

@@ -1,12 +1,13 @@
-"""One judgement: the detectors look at everything that was heard, and what they find becomes incidents.
+"""One judgement: the detectors look at everything that was heard, and their findings become incidents.
 
     Assembly ──window──▶ detectors ──findings──▶ IncidentTracker ──▶ diagnoses that are new, changed or over
-                                       └─▶ tables and examinations without which some of it cannot be explained
+                                       └─▶ tables and examinations without which some findings cannot be explained
 
-Detectors keep nothing and find the same fault again each time; the tracker keeps the incidents: `correlate` recognises what is known, and only what
-is new or better understood is explained.
+Detectors keep no state and find the same fault again each time; the tracker keeps the incidents: `correlate` recognises
+known ones, and only what is new or better understood is explained.
 
-The coordinator judges so while a run lives; a restart, `holter replay` and `holter page` judge its journal in the same way.
+The coordinator judges so while a run lives; a restart, `holter replay` and `holter page` judge its journal in the same
+way.
 """
 
 import logging
@@ -30,29 +31,29 @@ from holter.records import Action, Diagnosis, Evidence, ExamRequest, Finding, Se
 T = TypeVar("T")
 
 DIAGNOSIS = "diagnosis"
-"""Under this name failures to explain are counted, beside the detectors."""
+"""Name under which failures to explain are counted, beside the detectors."""
 FINAL_PATIENCE_NS = 60 * 10**9
-"""The last judgement is made as if so much time had passed: no one is waited for any more."""
+"""The last judgement is made as if so many nanoseconds had passed, so that nobody is waited for any more."""
 
 logger = logging.getLogger(__name__)
 
 
 class IncidentTracker:
-    """Incidents in the making."""
+    """Keeps the incidents while they develop."""
 
     def __init__(self, run_id: str, action: Action, earlier: Sequence[Diagnosis] = ()) -> None:
         self._run_id = run_id
         self._action: Action = action
-        """The most that may be done."""
+        """The most that may be done about a diagnosis."""
         self.count(earlier)
         self._incidents: dict[str, Incident] = {}
         self._openings: dict[str, tuple[int, float | None]] = {}
-        """Incident -> (when it was opened, how many seconds after it began, if that is known)"""
+        """For each incident: when it was opened, and how many seconds after it began; None if that is not known."""
         self._absent_since_ns: dict[str, int] = {}
-        """Open incidents that can pass and that no detector finds now -> since when."""
+        """For each open incident that can pass and that no detector finds now, the time since when."""
 
     def count(self, earlier: Sequence[Diagnosis]) -> None:
-        """These incidents were found earlier in the same run: their leading causes count as strikes."""
+        """Count the leading causes of these earlier incidents of the run as strikes."""
         self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
 
     def settle(
@@ -64,10 +65,10 @@ class IncidentTracker:
         is_final: bool = False,
         passed: Collection[str] = (),
     ) -> Iterator[Diagnosis]:
-        """Diagnoses that are new, have changed or have passed, at the end all that are open: what came after is seen in their plots.
+        """Yield diagnoses that are new, changed or have passed; at the end all open ones, whose plots then show what followed.
 
-        `passed`: incidents that the live run saw pass now, in a replay. What cannot be explained is raised after the others, and tried
-        again next time.
+        `passed`: in a replay, the incidents that the live run saw pass now. What cannot be explained is raised after
+        the others, and tried again next time.
         """
         errors: list[Exception] = []
         for incident in self._to_explain(findings, window, now_ns, passed, is_final=is_final):
@@ -96,7 +97,11 @@ class IncidentTracker:
         return [*changed, *(msgspec.structs.replace(known[id_], is_closed=True) for id_ in over)]
 
     def _look_who_is_absent(self, known: Mapping[str, Incident], findings: Sequence[Finding], now_ns: int) -> None:
-        """An incident is absent from the first judgement that does not find it: judgements are rare in a silence, and rarer in a replay of one."""
+        """Update since when open incidents have not been found.
+
+        An incident is absent from the first judgement that does not find it: judgements are rare in a silence, and even
+        rarer in a replay of one.
+        """
         absent = [
             incident.id
             for incident in known.values()
@@ -122,7 +127,7 @@ class IncidentTracker:
         return diagnosis if incident.is_open else msgspec.structs.replace(diagnosis, closed_at=rfc3339(now_ns))
 
     def _num_earlier(self, incident_id: str, cause: str) -> int:
-        """How often this cause led an incident before this one."""
+        """Return how often this cause led an incident before this one."""
         others = [
             rank_causes(other.leading)[0].cause
             for other in self._incidents.values()
@@ -132,7 +137,10 @@ class IncidentTracker:
 
 
 def _gravity(incident: Incident) -> Severity:
-    """Of what leads, or critical if a rank hangs or died of it: a device's fault is a warning until then."""
+    """Return the severity of the leading finding, or critical if it made a rank hang or die.
+
+    A device's fault, for example, is a warning until then.
+    """
     first = rank_causes(incident.leading)[0].cause
     if first in CAUSES and CAUSES[first].keeps_severity:
         return incident.leading.severity
@@ -142,22 +150,22 @@ def _gravity(incident: Incident) -> Severity:
 
 
 def cause_of(diagnosis: Diagnosis) -> str:
-    """The leading cause's slug."""
+    """Return the slug of the leading cause."""
     return diagnosis.causes[0].cause if diagnosis.causes else "unknown"
 
 
 def confidence_of(diagnosis: Diagnosis) -> float:
-    """In the leading cause."""
+    """Return the confidence in the leading cause."""
     return diagnosis.causes[0].confidence if diagnosis.causes else 0.0
 
 
 def _number(incident_id: str) -> int:
-    """Incidents of a run are counted, whenever they were opened."""
+    """Return the number of an incident; a run counts its incidents, whenever they are opened."""
     return int(incident_id.rpartition("-")[2])
 
 
 def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[Evidence, ...]:
-    """A plot that cannot be made costs no diagnosis."""
+    """Make the plots; a plot that cannot be made must not cost the diagnosis."""
     try:
         return plots(window, finding)
     except Exception as error:  # noqa: BLE001 - raised by the caller
@@ -166,7 +174,10 @@ def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[E
 
 
 def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float | None:
-    """Seconds since the rank last moved, since the death, or since the first report of the step at which it began; None: nobody saw it begin."""
+    """Return the seconds since the fault began; None if nobody saw it begin.
+
+    It began when the rank last moved, when it died, or with the first report of the faulty step.
+    """
     facts = engine_facts(finding)
     known_ns = facts.get("began_at_ns") or facts.get("overdue_at_ns")
     if known_ns is not None:
@@ -180,22 +191,25 @@ def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float | 
 
 @dataclass
 class DetectorRunner:
-    """Runs each detector on its own: one that fails is counted and named, and never taken for health."""
+    """Runs each detector separately: a failing one is counted and named, and never taken for health."""
 
     detectors: Sequence[Detector]
     stopwatch_s: Callable[[], float]
-    """Seconds that never go back."""
+    """Returns seconds that never go back."""
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
-    """Detectors that failed when they last judged, and how."""
+    """Detectors that failed in their last judgement, with the error."""
 
     def judge(self, window: Window) -> list[Finding]:
-        """What all of them find."""
+        """Return the findings of all detectors."""
         return [finding for detector in self.detectors for finding in self._judge(detector, window)]
 
     def guard(self, name: str, call: Callable[[], T]) -> T | None:
-        """The result of the call; None when it fails: the failure is counted under this name, shown, and logged once."""
+        """Return the result of the call; None if it fails.
+
+        The failure is counted under this name, shown, and logged once.
+        """
         began_s = self.stopwatch_s()
         try:
             found = call()
@@ -210,7 +224,7 @@ class DetectorRunner:
         return found
 
     def blind(self) -> list[str]:
-        """A sentence for each that does not judge."""
+        """Return a sentence for each detector that does not judge."""
         return [f"{name} fails to judge: {reason}" for name, reason in sorted(self.failing.items())]
 
     def _judge(self, detector: Detector, window: Window) -> list[Finding]:
@@ -219,19 +233,19 @@ class DetectorRunner:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one look at everything showed."""
+    """The result of one look at everything."""
 
     findings: list[Finding]
     tables: tuple[TableKey, ...]
     """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...]
-    """Examinations of ranks, likewise."""
+    """Examinations of ranks to ask for before some findings can be explained."""
     diagnoses: tuple[Diagnosis, ...]
-    """New, or better understood than before, or over."""
+    """Diagnoses that are new, better than before, or over."""
 
 
 class Judge:
-    """What was heard, the detectors that judge it, and the incidents made of it."""
+    """Judges what was heard: with its detectors it makes findings, and with its tracker incidents."""
 
     def __init__(self, assembly: Assembly, tracker: IncidentTracker, detectors: Sequence[Detector]) -> None:
         self.assembly = assembly
@@ -242,7 +256,7 @@ class Judge:
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, now_ns: int, *, is_final: bool = False, passed: Collection[str] = ()) -> Judgement:
-        """Look at everything as of this moment; in a replay with the incidents that the live run saw pass now."""
+        """Judge everything as of this moment; in a replay with the incidents that the live run saw pass now."""
         ahead_ns = FINAL_PATIENCE_NS if is_final else 0
         window = replace(self.assembly.window(now_ns + ahead_ns), real_ns=now_ns)
         findings = self.findings = self.runner.judge(window)
@@ -255,7 +269,7 @@ class Judge:
         return Judgement(findings, tables, exams, tuple(diagnoses))
 
     def news(self, diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-        """The diagnoses that nobody was told of: each incident once for each leading cause, however often it is explained better."""
+        """Return the diagnoses to tell people about: each incident once for each leading cause, however often it is explained better."""
         found = []
         for diagnosis in diagnoses:
             key = (diagnosis.id, cause_of(diagnosis))
@@ -266,7 +280,7 @@ class Judge:
 
 
 def pending(finding: Finding, window: Window) -> list[TableKey | ExamKey]:
-    """What this finding still waits for."""
+    """Return the evidence that this finding still waits for."""
     return [key for request in finding.needs for key in _keys(request) if _is_open(key, window)]
 
 
@@ -286,6 +300,6 @@ def _is_open(key: TableKey | ExamKey, window: Window) -> bool:
 
 
 def _collect(settled: Iterator[Diagnosis], found: list[Diagnosis]) -> None:
-    """Take the diagnoses one by one: those that were explained before a failure stay."""
+    """Collect the diagnoses one by one, so that those made before a failure are kept."""
     for diagnosis in settled:
         found.append(diagnosis)  # noqa: PERF402 - a list would be lost with the failure

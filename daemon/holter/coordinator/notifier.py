@@ -1,9 +1,10 @@
-"""Phones and chats: incidents as messages through apprise (`HOLTER_NOTIFY=slack://…`), which knows a hundred services.
+"""Sends incidents to phones and chats through apprise (`HOLTER_NOTIFY=slack://…`), which knows a hundred services.
 
     NewsDesk ──▶ phone_text ──▶ Rationing ──▶ a Courier for each address
 
-Critical incidents and warnings are told, once each, again when cause, ranks or severity change or a halt has kept a checkpoint, and when they are over.
-An address is a secret: neither log nor status says more of it than the name of its service.
+Critical incidents and warnings are told once each; again when cause, ranks or severity change, when a halt has kept a
+checkpoint, and when they are over. An address is a secret: neither log nor status says more of it than the name of its
+service.
 """
 
 import importlib
@@ -23,21 +24,21 @@ from holter.records import Diagnosis
 
 TOLD = ("critical", "warning")
 BURST, EVERY_S = 6, 60.0
-"""Messages in a row, and how long until one more may follow; the others are put together into one."""
+"""Number of messages in a row, and seconds until one more may follow; the others are joined into one."""
 MAX_KEPT = 200
-"""Messages that wait to be put together."""
+"""Largest number of messages that wait to be joined."""
 SERVICE_S = 20
-"""How long a service may take to answer."""
+"""Seconds that a service may take to answer."""
 _KINDS: dict[Kind, str] = {"critical": "failure", "warning": "warning", "info": "info", "over": "success"}
 
 _BETWEEN = re.compile(r"[\s,]+(?=[\w+.-]+://)")
-"""Addresses."""
+"""Separators between addresses."""
 
 logger = logging.getLogger(__name__)
 
 
 class Rationing:
-    """At most so many messages; what is over is put together. Pure: time is an argument."""
+    """Limits the number of messages; those beyond the limit are joined. Pure: time is an argument."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -45,7 +46,7 @@ class Rationing:
         self._kept: deque[PhoneMessage] = deque(maxlen=MAX_KEPT)
 
     def take(self, fresh: Sequence[PhoneMessage], now_s: float, *, is_final: bool = False) -> list[PhoneMessage]:
-        """What to send now; at the end everything, as one message if need be."""
+        """Return the messages to send now; at the end all of them, in one message if necessary."""
         self._left = min(float(BURST), self._left + max(0.0, now_s - self._since_s) / EVERY_S)
         self._since_s = now_s
         waiting = [*self._kept, *fresh]
@@ -53,7 +54,7 @@ class Rationing:
         if not waiting or (len(waiting) <= self._left and not is_final):
             self._left -= len(waiting)
             return waiting
-        # One is kept back for the message that says how many there are.
+        # One is reserved for the message that says how many there are.
         num_alone = min(len(waiting), max(0, int(self._left) - 1))
         alone, rest = waiting[:num_alone], waiting[num_alone:]
         self._left -= len(alone)
@@ -68,18 +69,18 @@ class Rationing:
 
 
 class Notifier:
-    """`start`, `look` often, `close`."""
+    """Sends messages about a run's incidents: `start`, `look` often, `close`."""
 
     def __init__(self, addresses: str, link: str, deliveries: Deliveries) -> None:
         self._link = link
         self._desk, self._rations = NewsDesk(TOLD), Rationing(link)
         self._addresses, self._deliveries = addresses, deliveries
         self._couriers: list[Courier[PhoneMessage]] | None = None
-        # Loading a hundred services takes seconds: the first thing that the dispatcher does, in its own thread.
+        # Loading a hundred services takes seconds: the dispatcher does it first, in its own thread.
         self._dispatcher = Courier[PhoneMessage | None]("apprise", self._dispatch, Deliveries("apprise"))
 
     def start(self, left_open: Sequence[Diagnosis]) -> None:
-        """`left_open` was told by a former life of the run."""
+        """Begin; `left_open` are incidents that a former life of the run told about."""
         self._desk.remember(left_open)
         self._dispatcher.start()
         self._dispatcher.send(None)
@@ -93,7 +94,7 @@ class Notifier:
             self._dispatcher.send(one)
 
     def close(self, deadline_s: float) -> None:
-        """Blocks until everything is sent, at most so long."""
+        """Block until everything is sent, at most for `deadline_s`."""
         until_s = clock.monotonic_s() + deadline_s
         self._dispatcher.close(deadline_s)
         for courier in self._couriers or ():
@@ -114,13 +115,13 @@ Send = Callable[[PhoneMessage], str]
 
 
 def services(addresses: str) -> list[tuple[str, Send]]:
-    """Each address as (name of its service, how to send there); one that cannot be used is told in the log, by its place in the list."""
+    """Return the services as (name, function to send); an unusable address is logged by its place in the list."""
     try:
         apprise: Any = importlib.import_module("apprise")
     except ImportError:
         logger.warning("HOLTER_NOTIFY takes no effect: apprise is not installed (pip install holter[notify])")
         return []
-    # It says addresses with their secrets.
+    # Its log would show addresses with their secrets.
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     found: list[tuple[str, Send]] = []
     for number, address in enumerate(_BETWEEN.split(addresses.strip()), start=1):
@@ -136,9 +137,9 @@ def services(addresses: str) -> list[tuple[str, Send]]:
 
 
 def _send(plugin: Any, name: str, one: PhoneMessage) -> str:
-    """Why it could not be sent, or nothing."""
+    """Send a message and return why it failed, or an empty string."""
     if one.incident and hasattr(plugin, "dedup") and hasattr(plugin, "action"):
-        # PagerDuty: what is told of one incident updates its page there, and what ends it resolves that.
+        # PagerDuty: further messages about an incident update its page there, and the last one resolves it.
         plugin.dedup, plugin.action = one.incident, "map"
     is_sent = plugin.notify(body=one.body, title=one.title, notify_type=_KINDS[one.kind], body_format="text")
     return "" if is_sent else f"{name} did not take the message"

@@ -25,40 +25,43 @@ from holter.transport.wire import Heartbeat, Hello
 State = Literal["connected", "gone", "silent", "ended"]
 
 SILENT_NS = 5 * 10**9
-"""A sidecar speaks once a second: one that says nothing for so long is lost, or the way to it is."""
+"""Nanoseconds of silence after which a sidecar, which speaks once a second, or the way to it, is lost."""
 ABSENT_NS = 120 * 10**9
-"""A rank counts as missing if its sidecar has not come so long after the first one: hosts load libraries and models at their own pace."""
+"""Nanoseconds after the first sidecar's coming until a rank counts as missing; hosts load libraries and models at their
+own pace."""
 KEPT_SNAPSHOTS = 2
 KEPT_NS = 15 * 10**9
-"""How long a coordinator that is started again keeps every rank's place for the sidecar that had it; they come back within seconds."""
+"""Nanoseconds for which a restarted coordinator keeps every rank's place for its former sidecar; they come back within
+seconds."""
 MAX_SIGHT_LOST = 64
-"""Different things that one rank's holter cannot see."""
+"""Largest number of different things noted that one rank's holter cannot see."""
 LOOK_NS = 10**9
-"""Between two looks at most so much counts; all ranks are passed over no more often than this."""
+"""Longest time that counts between two looks; all ranks are checked at most this often."""
 
 
 BURST_BYTES = 128 * 2**20
-"""What a rank may say at once: the census of a very large model, and what was kept while the coordinator was away."""
+"""Bytes that a rank may send at once: the census of a very large model, and what was kept while the coordinator was
+away."""
 STEADY_BYTES_PER_S = 2**18
-"""What it may say on and on; a talkative one says a tenth of it."""
+"""Bytes per second that it may send steadily; a talkative one sends a tenth of it."""
 SMALL_BYTES = 64 * 2**10
-"""Messages of this size are taken in even when memory is short: of small things a bounded number is kept."""
+"""Messages up to this size are taken in even when memory is short, because a bounded number of small things is kept."""
 MEMORY_BYTES, MEMORY_BYTES_OF_RANK = 4 * 2**30, 2**20
-"""A coordinator that holds more than this is being filled."""
+"""Memory in bytes above which a coordinator is being flooded."""
 
 
 @dataclass
 class IntakeAllowance:
-    """How much of what ranks say is taken in, by rank and in all: whoever can report must not be able to fill the memory."""
+    """Limits how much is taken in from ranks, each and in all, so that nobody who can report can fill the memory."""
 
     used: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Rank -> (bytes of its burst that are used up, as of when)"""
+    """For each rank, the bytes of its burst that are used up, and as of when."""
     turned_down: dict[int, int] = field(default_factory=dict)
-    """Rank -> messages that were not taken in."""
+    """For each rank, the number of messages that were not taken in."""
     is_memory_short: bool = False
 
     def take(self, rank: int, num_bytes: int, now_ns: int) -> bool:
-        """Whether there is room for a message of this size."""
+        """Take a message of this size into account; return whether there is room for it."""
         used, then_ns = self.used.get(rank, (0.0, now_ns))
         used = max(0.0, used - max(0, now_ns - then_ns) / 1e9 * STEADY_BYTES_PER_S)
         has_room = used + num_bytes <= BURST_BYTES and not (self.is_memory_short and num_bytes > SMALL_BYTES)
@@ -68,7 +71,7 @@ class IntakeAllowance:
         return has_room
 
     def look(self, resident_bytes: int, world_size: int) -> None:
-        """Whether this process has become too large."""
+        """Check whether this process has become too large."""
         self.is_memory_short = resident_bytes > max(MEMORY_BYTES, world_size * MEMORY_BYTES_OF_RANK)
 
 
@@ -77,14 +80,14 @@ class LineState:
     """The connection of a rank's sidecar."""
 
     connection: int
-    """Number of the newest connection; the end of an older one means nothing."""
+    """Number of the newest connection; the end of an older one is ignored."""
     is_connected: bool = True
     has_hung_up: bool = False
-    """It was closed from the other side."""
+    """Whether it was closed by the other side."""
     is_silent: bool = False
     has_said_goodbye: bool = False
     heard_at_ns: int = 0
-    """When something last came, in the coordinator's attention."""
+    """When something last came, in the coordinator's attention time."""
 
     @property
     def is_live(self) -> bool:
@@ -98,7 +101,7 @@ class RankProgress:
 
     heartbeat: Heartbeat | None = None
     moved_ns: int | None = None
-    """When it last moved on, by the coordinator's clock."""
+    """When it last moved on, by the coordinator's clock; None: not yet."""
     step: int | None = None
     phase: Phase | None = None
 
@@ -108,22 +111,22 @@ class RankNumbers:
     """What a rank last measured."""
 
     loss: float | None = None
-    """As backward passes were given it, their mean."""
+    """The mean of what its backward passes were called on."""
     num_divided: int = 1
-    """By how much the script divided it for each."""
+    """By how much the script divided the loss for each backward pass."""
     gradient_norm: float | None = None
     overhead_ratio: float | None = None
     step_s: float | None = None
-    """What its last step took."""
+    """Duration of its last step in seconds."""
     lag_s: float | None = None
-    """How late it entered collectives; None until it told when it entered one."""
+    """How late it entered collectives, in seconds; None until it reported when it entered one."""
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
     _counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
-    """Steps by how long they took."""
+    """Number of steps by duration."""
     _total_s: float = 0.0
 
     def observe(self, done: StepDone) -> None:
-        """A step was completed."""
+        """Take in a completed step."""
         self.loss = self.loss if done.loss is None else done.loss
         self.num_divided = done.num_divided
         self.gradient_norm = self.gradient_norm if done.gradient_norm is None else done.gradient_norm
@@ -132,14 +135,14 @@ class RankNumbers:
         self.nonfinite = add_nonfinite(self.nonfinite, done)
 
     def note_time(self, seconds: float) -> None:
-        """What the last step took."""
+        """Take in the duration of the last step."""
         self.step_s = seconds
         self._counts[bisect_left(STEP_BUCKETS_S, seconds)] += 1
         self._total_s += seconds
 
     @property
     def step_times(self) -> StepHistogram:
-        """Of all steps so far."""
+        """Histogram of the durations of all steps so far."""
         return StepHistogram(tuple(self._counts), self._total_s)
 
 
@@ -153,18 +156,18 @@ class Member:
     numbers: RankNumbers = field(default_factory=RankNumbers)
     exited: Exited | None = None
     dropped: int = 0
-    """Observations that it lost before they could be sent."""
+    """Number of observations that it lost before they could be sent."""
     sight_lost: dict[str, int] = field(default_factory=dict)
-    """What this rank's holter cannot see, and how much was lost."""
+    """What this rank's holter cannot see, and how much was lost of each."""
     gpu_uuid: str = ""
     is_sharded: bool = False
-    """What its optimizer applies is a part that no other rank has."""
+    """Whether its optimizer applies a part of the model that no other rank has."""
     snapshots: tuple[int, ...] = ()
     """Completed steps of the copies that it has in memory, oldest first."""
 
     @property
     def state(self) -> State:
-        """State of the sidecar: an exited rank's sidecar is not lost, it has nothing more to do."""
+        """State of the sidecar; that of an exited rank is not lost, because it has nothing more to do."""
         if self.line.has_said_goodbye or (self.exited is not None and not self.line.is_connected):
             return "ended"
         if self.line.is_silent:
@@ -173,7 +176,10 @@ class Member:
 
     @property
     def link(self) -> Literal["connected", "closed", "silent"]:
-        """State of the line; a line that we gave up ourselves is not closed: the sidecar may come back, or fall silent."""
+        """State of the connection.
+
+        One that this side gave up is not closed: the sidecar may come back, or fall silent.
+        """
         if self.line.is_silent:
             return "silent"
         return "closed" if not self.line.is_connected and self.line.has_hung_up else "connected"
@@ -187,25 +193,25 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.allowance = IntakeAllowance()
         self.sidecars_lost = 0
-        """Connections that ended without Goodbye."""
+        """Number of connections that ended without Goodbye."""
         self.serial = 0
-        """Changes with whoever comes or goes."""
+        """Number that changes when anybody comes or goes."""
         self.duplicates = 0
-        """How often a rank connected from a second process while the first still lived."""
+        """Number of times that a rank connected from a second process while the first was still alive."""
         self._dropped_before = 0
-        """Observations lost by processes whose place another has taken."""
+        """Number of observations lost by processes whose place another one has taken."""
         self._kept: dict[int, bytes] = {}
-        """Rank -> digest of the key of the sidecar that a former coordinator heard."""
+        """For each rank, the digest of the key of the sidecar that a former coordinator heard."""
         self._first_at_ns: int | None = None
-        """When the first sidecar came, in the coordinator's attention."""
+        """When the first sidecar came, in the coordinator's attention time; None: not yet."""
         self._connections = 0
         self._attention_ns = 0
-        """Time in which the coordinator looked and would have heard."""
+        """Attention time: nanoseconds in which the coordinator looked and would have heard."""
         self._looked_ns: int | None = None
         self._passed_ns = 0
 
     def refusal(self, hello: Hello) -> str | None:
-        """Why this sidecar cannot be taken in, if it cannot."""
+        """Return why this sidecar is refused; None if it is not."""
         if self.world_size and hello.world_size != self.world_size:
             return f"world size is {self.world_size} here, {hello.world_size} there"
         if not 0 <= hello.rank < hello.world_size:
@@ -219,7 +225,7 @@ class Roster:
         return None
 
     def keep_places(self, digests: Mapping[int, bytes]) -> None:
-        """These ranks' sidecars spoke to a former coordinator: for a while nobody else is taken for them."""
+        """Keep the places of sidecars that spoke to a former coordinator: for a while nobody else may take them."""
         self._kept = dict(digests)
 
     def is_new_key(self, hello: Hello) -> bool:
@@ -229,7 +235,7 @@ class Roster:
         return bool(hello.key) and before != digest_of(hello.key)
 
     def connect(self, hello: Hello) -> int:
-        """A sidecar is there, perhaps again; returns the number of its connection."""
+        """Take in a sidecar, which may have been here before; return the number of its connection."""
         self.world_size = hello.world_size
         self._connections += 1
         self.serial += 1
@@ -247,12 +253,12 @@ class Roster:
         return self._connections
 
     def hear(self, rank: int) -> None:
-        """Something came from a rank's sidecar."""
+        """Note that something came from a rank's sidecar."""
         line = self.members[rank].line
         line.heard_at_ns, line.is_silent = self._attention_ns, False
 
     def look(self, now_ns: int) -> list[int]:
-        """Ranks that have fallen silent; to be called often, passes over all ranks once a second."""
+        """Return the ranks that have fallen silent; may be called often, but checks all ranks only once a second."""
         if self._looked_ns is not None:
             self._attention_ns += min(max(0, now_ns - self._looked_ns), LOOK_NS)
         self._looked_ns = now_ns
@@ -269,7 +275,7 @@ class Roster:
         return fallen
 
     def disconnect(self, rank: int, connection: int, *, is_closed: bool = True) -> None:
-        """A connection ended, closed by the other side or given up; without Goodbye its sidecar is lost."""
+        """Note that a connection ended, closed by the other side or given up; without Goodbye its sidecar is lost."""
         line = self.members[rank].line
         if line.connection != connection:
             return
@@ -279,12 +285,15 @@ class Roster:
             self.sidecars_lost += 1
 
     def goodbye(self, rank: int) -> None:
-        """A sidecar has said everything."""
+        """Note that a sidecar has sent everything."""
         self.serial += 1
         self.members[rank].line.has_said_goodbye = True
 
     def beat(self, rank: int, heartbeat: Heartbeat, now_ns: int) -> None:
-        """Progress is a change of place, by the coordinator's clock: hosts' clocks may differ."""
+        """Take in a heartbeat.
+
+        Progress is a change of place, timed by the coordinator's clock, because hosts' clocks may differ.
+        """
         progress = self.members[rank].progress
         known = progress.heartbeat
         place = (heartbeat.step, heartbeat.phase, heartbeat.micro_step)
@@ -294,7 +303,7 @@ class Roster:
         progress.step, progress.phase = heartbeat.step, heartbeat.phase
 
     def observe(self, observation: Observation, now_ns: int) -> None:
-        """Keep what status and metrics show of one observation."""
+        """Keep what status and metrics show of an observation."""
         member = self.members[observation.rank]
         match observation.body:
             case StepDone() as done:
@@ -313,7 +322,7 @@ class Roster:
                 member.sight_lost[lost.what] = lost.dropped
 
     def observe_joined(self, step: int, joined: StepsDone, now_ns: int) -> None:
-        """The same for one step of several ranks."""
+        """Keep what status and metrics show of one step of several ranks."""
         num, is_sharded = len(joined.ranks), joined.view == "sharded"
         divided = full(joined.numbers.get("loss.is_divided", [0.0]), num)
         losses: list[float | None] = [*full(joined.loss, num)] if joined.loss is not None else [None] * num
@@ -333,7 +342,7 @@ class Roster:
             numbers.note_time(seconds)
 
     def compare(self, arrivals: Sequence[StepArrivals]) -> None:
-        """Keep how late each rank came in the newest step that was compared."""
+        """Keep how late each rank was in the newest step that was compared."""
         late = {arrival.rank: arrival.lag_s for one in arrivals[-1:] for arrival in one.latest}
         for rank, member in self.members.items():
             if member.numbers.lag_s is not None:
@@ -341,37 +350,37 @@ class Roster:
 
     @property
     def num_connected(self) -> int:
-        """Connected sidecars, also those that said Goodbye and still have something to send."""
+        """Number of connected sidecars, including those that said Goodbye and still have something to send."""
         return sum(member.line.is_connected for member in self.members.values())
 
     @property
     def has_everyone_ended(self) -> bool:
-        """Every rank that came has ended; some sidecars may still be connected to hear the verdict."""
+        """Whether every rank that came has ended; some sidecars may still be connected to hear the verdict."""
         return bool(self.members) and all(member.state == "ended" for member in self.members.values())
 
     @property
     def is_complete(self) -> bool:
-        """Every rank of the job has come."""
+        """Whether every rank of the job has come."""
         return len(self.members) >= self.world_size
 
     @property
     def dropped(self) -> int:
-        """Observations lost on the way, also of ranks that began again."""
+        """Number of observations lost on the way, including those of ranks that started again."""
         return self._dropped_before + sum(member.dropped for member in self.members.values())
 
     def absent(self) -> list[int]:
-        """Ranks that have not come although others did long ago, and some of these still train."""
+        """Return ranks that have not come although others did long ago, some of which still train."""
         is_early = self._first_at_ns is None or self._attention_ns - self._first_at_ns < ABSENT_NS
         if is_early or self.is_complete or self.has_everyone_ended:
             return []
         return [rank for rank in range(self.world_size) if rank not in self.members]
 
     def blind(self) -> list[str]:
-        """What cannot be seen, a sentence each: never to be taken for health."""
+        """Return what cannot be seen, a sentence each; it must never be taken for health."""
         absent = self.absent()
         verb = "has" if len(absent) == 1 else "have"
         found = [f"{ranks_text(absent)} {verb} not come: no sidecar was ever heard"] if absent else []
-        # Asked for often, and of thousands of ranks nearly all are well.
+        # This is called often, and of thousands of ranks nearly all are well.
         ill = [(rank, member) for rank, member in self.members.items() if member.sight_lost or not member.line.is_live]
         for rank, member in sorted(ill, key=lambda one: one[0]):
             if member.state == "gone":
@@ -383,14 +392,14 @@ class Roster:
         return found + [f"rank {rank} says more than is taken in: {num} messages were not" for rank, num in refused]
 
     def snapshots(self) -> list[RankSnapshot]:
-        """For the exporter; a rank that ended has no series any more, one that never came is not up."""
+        """Return the state for the exporter: ranks that ended have no series any more, ranks that never came are not up."""
         known = {rank: _snapshot(member) for rank, member in self.members.items() if member.state != "ended"}
         known |= {rank: RankSnapshot(rank, hostname="", is_sidecar_up=False) for rank in self.absent()}
         return [snapshot for _, snapshot in sorted(known.items())]
 
 
 def digest_of(key: str) -> bytes:
-    """What is written down of a sidecar's key."""
+    """Return what is recorded of a sidecar's key."""
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 

@@ -1,11 +1,11 @@
-"""One run under observation, without a socket: told what arrives and what time it is, it answers what to do.
+"""One run under observation, without a socket: it is told what arrives and what time it is, and returns what to do.
 
     Intake      what arrives, and who is there
     Judge       findings, and the incidents made of them
-    HaltDriver  how a halt goes on
+    HaltDriver  how a halt continues
 
-`Run` puts them together: after each judgement it stores the incidents and asks the halt driver how to go on. What a halt must know of the run is read off the roster, the window and the
-diagnoses by the pure functions below.
+`Run` connects them: after each judgement it stores the incidents and asks the halt driver how to continue. What a halt
+must know of the run is derived from the roster, the window and the diagnoses by the pure functions below.
 """
 
 import logging
@@ -43,29 +43,29 @@ HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 STANDING = ("held", "dying", "terminated")
 DEFAULT_STEP_S = 1.0
 NUM_RECENT = 4
-"""How many steps the step time is taken from: it may just have changed."""
+"""Number of steps from which the step time is taken; few, because it may just have changed."""
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What is to be done after a judgement."""
+    """What must be done after a judgement."""
 
     tables: tuple[TableKey, ...] = ()
     """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...] = ()
-    """Ranks to examine, likewise; each is asked once."""
+    """Ranks to examine before some findings can be explained; each is asked once."""
     fresh: tuple[Diagnosis, ...] = ()
     """Incidents that nobody has been told of."""
     alarms: tuple[str, ...] = ()
-    """Sentences that cannot wait: the latest checkpoint is poisoned."""
+    """Sentences that cannot wait, for example that the latest checkpoint is poisoned."""
     acts: tuple[Act, ...] = ()
-    """What a halt asks for, in order."""
+    """Actions that a halt needs, in order."""
     halt_news: tuple[str, ...] = ()
-    """How the halt goes on, for the job's own log."""
+    """Sentences on the progress of a halt, for the job's own log."""
 
 
 class Run:
-    """Everything the coordinator knows of one run."""
+    """Everything that the coordinator knows of one run."""
 
     def __init__(self, settings: RunSettings, detectors: Sequence[Detector] = ALL) -> None:
         self.settings = settings
@@ -79,20 +79,21 @@ class Run:
         tracker = IncidentTracker(settings.run_id, settings.action, self.incidents.all())
         self.judging = Judge(self.assembly, tracker, detectors)
         self.silent_until_ns = 0
-        """Nothing is judged before: sidecars come back to a coordinator that was started again."""
+        """Time before which nothing is judged, while sidecars return to a restarted coordinator."""
         self.left_open: list[Diagnosis] = []
         """Incidents that a former life of this run left open."""
         self.also_written_by = ""
-        """A sentence, where another coordinator writes to the same directory: it gives the orders, this one only watches."""
+        """A sentence if another coordinator writes to the same directory, which then gives the orders while this one
+        only watches; else empty."""
         self.deliveries = Deliveries()
-        """What became of messages to the webhook; nothing, if there is none."""
+        """Counts of messages to the webhook; empty if there is none."""
         self.notifications = Deliveries("notify")
-        """The same of phones and chats."""
+        """Counts of messages to phones and chats."""
         self.events = Deliveries("OpenTelemetry")
-        """The same of events to a collector."""
+        """Counts of events sent to a collector."""
 
     def judge(self, now_ns: int, *, is_final: bool = False) -> FollowUp:
-        """Look at everything; explain what can be explained, and say what is to be done."""
+        """Look at everything, explain what can be explained, and return what must be done."""
         if now_ns < self.silent_until_ns and not is_final and not self.intake.has_caught_up:
             return FollowUp()
         self.intake.look(now_ns, is_final=is_final)
@@ -113,15 +114,16 @@ class Run:
         )
 
     def _mark_judged(self, found: Judgement, now_ns: int, *, is_final: bool) -> None:
-        """Write down that it was judged now, if anything was heard before or came of it: a replay judges at these moments."""
+        """Journal that it was judged now, if anything was heard before or came of it; a replay judges at these moments."""
         is_news = bool(found.diagnoses)
         if self.intake.take_news() or is_final or is_news:
             closed = tuple(diagnosis.id for diagnosis in found.diagnoses if diagnosis.closed_at is not None)
-            # On its way to the disk before the incident is: a coordinator that dies now finds the incident again by this mark.
+            # The mark is on its way to the disk before the incident is: if the coordinator dies now, its successor
+            # finds the incident again by it.
             self.intake.write_own(Judged(is_final=is_final, is_news=is_news, closed=closed), now_ns, is_now=is_news)
 
     def ending(self, order: Order) -> HaltEnding:
-        """What a halt's checkpoint is sealed with."""
+        """Return what is needed to seal a halt's checkpoint."""
         attempt = self.halts.attempt
         assert attempt is not None
         compared_until, step = self._compared_until(), attempt.plan.kept_step
@@ -154,7 +156,7 @@ class Run:
         return not has_answered and member is not None and member.exited is None
 
     def sealed(self, kept: SealedHalt) -> None:
-        """A halt has kept what could be kept."""
+        """Take in that a halt has kept what could be kept."""
         if kept.sealed is not None:
             self.checkpoints.note_sealed(kept.sealed)
         self.halts.sealed(kept.outcome)
@@ -164,7 +166,7 @@ class Run:
             self._put(known)
 
     def summary(self) -> RunSummary:
-        """What its last line says."""
+        """Return the facts for the run's last line."""
         here = [member.progress.heartbeat.step for member in self.roster.members.values() if member.progress.heartbeat]
         return RunSummary(
             run_dir=str(self.settings.run_dir),
@@ -182,11 +184,11 @@ class Run:
             logger.warning("gave up waiting for the disk of %s after %.0f s", self.settings.run_dir, deadline_s)
 
     def blind(self) -> list[str]:
-        """What holter cannot see in this run."""
+        """Return sentences on what holter cannot see in this run."""
         return self.roster.blind() + self.judging.runner.blind()
 
     def warnings(self) -> list[str]:
-        """What went wrong with holter itself, or is odd about the job."""
+        """Return sentences on what went wrong with holter itself, or is odd about the job."""
         failed, last = self.disk.failures, self.disk.last_failure
         disk = [f"run directory: {failed} writes failed, last {last}"] if failed else []
         lost = self.incidents.num_unreadable
@@ -196,7 +198,7 @@ class Run:
         return [*two, *disk, *incidents, *self.intake.warnings(), *told]
 
     def _recalled(self, diagnosis: Diagnosis) -> Diagnosis:
-        """With what earlier runs know of it; a memory that fails costs no diagnosis."""
+        """Add what earlier runs know of a diagnosis; a failing memory must not cost the diagnosis."""
         earlier = self.settings.earlier
         if earlier is None:
             return diagnosis
@@ -235,7 +237,7 @@ class Run:
 
 
 def rank_places(roster: Roster, window: Window, halts: HaltDriver) -> list[RankSituation]:
-    """Every rank of the job; those that never came are not there."""
+    """Return the situation of every rank of the job; ranks that never came are not there."""
     world = roster.world_size or len(roster.members)
     return [_place(rank, roster.members.get(rank), window, halts) for rank in range(world)]
 
@@ -249,14 +251,14 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
     known = RankSituation(
         rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
     )
-    # A rank that has gone on since, and whose word of that was lost, does not stand.
+    # A rank that has gone on since, but whose report of that was lost, does not stand.
     if said is not None and said.halting.state in STANDING and (at is None or said.step >= at):
         return replace(known, step=said.step, state=said.halting.state, is_torn=said.halting.is_torn)
     return replace(known, is_torn=member.progress.phase is Phase.OPTIMIZER, is_able=_is_able(rank, window))
 
 
 def _is_able(rank: int, window: Window) -> bool:
-    """Whether a thread of it can run, as far as the last look at a rank that stands still tells."""
+    """Whether a thread of the rank can run, as far as the last examination of a stalled rank shows."""
     seen = window.processes.exams.get(rank, ())
     delay = window.processes.delays.get(rank)
     if delay is None or not seen:
@@ -267,7 +269,7 @@ def _is_able(rank: int, window: Window) -> bool:
 
 
 def job_shape(window: Window, roster: Roster) -> JobShape:
-    """How long a step takes, and whether its state is cut into shards."""
+    """Return how long a step takes, and whether the state is cut into shards."""
     recent = [spread.mean for _, spread in window.values("seconds")[-NUM_RECENT:]]
     return JobShape(
         step_s=sum(recent) / len(recent) if recent else DEFAULT_STEP_S,
@@ -276,7 +278,10 @@ def job_shape(window: Window, roster: Roster) -> JobShape:
 
 
 def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Callable[[], Window]) -> Wish | None:
-    """The halt that the gravest open diagnosis asks for, of several the newest. A hang that is over asks for none."""
+    """Return the halt that the newest open diagnosis with the directive `halt` asks for; None if there is none.
+
+    A hang that is over asks for none.
+    """
     for diagnosis in reversed(list(diagnoses)):
         if diagnosis.action.directive != "halt" or diagnosis.closed_at is not None or not diagnosis.causes:
             continue
@@ -298,19 +303,23 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
 
 
 def _has_stopped(cause: Cause, window: Callable[[], Window]) -> bool:
-    """Whether what it brought about keeps ranks from going on: a device that failed under one of them."""
+    """Whether consequences of the cause keep ranks from continuing, such as a device that failed under one of them."""
     led = [CAUSES.get(str(proof.values.get("cause"))) for proof in cause.evidence if proof.kind == "consequence"]
     is_hang = any(entry is not None and entry.is_hang for entry in led) and bool(window().processes.delays)
     return is_hang or any(entry is not None and entry.is_death for entry in led)
 
 
 def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
-    """Whether calls did not match and the job goes on with what they returned: then nothing hangs, and nothing ends by itself."""
+    """Whether calls did not match but the job goes on with what they returned: then nothing hangs or ends by itself."""
     return any(finding.ranks == cause.ranks and engine_facts(finding).get("is_running") is True for finding in findings)
 
 
 def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
-    """Why ranks stand before a step that is not finite: the newest diagnosis of such a fault, however unsure; else the first of one that leads to it."""
+    """Explain why ranks stand before a step that is not finite.
+
+    It is the newest diagnosis of such a fault, however uncertain, else the first of a fault that leads to it. None if
+    there is none.
+    """
     known = [one for one in diagnoses if one.causes and one.causes[0].cause in CAUSES and one.closed_at is None]
     made = [one for one in reversed(known) if _is_of_nonfinite(one.causes[0].cause)]
     led = [one for one in known if one.severity == "critical" and _leads_to_nonfinite(one.causes[0].cause)]
@@ -322,12 +331,12 @@ def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
 
 
 def _is_of_nonfinite(cause: str) -> bool:
-    """Whether it puts NaN or Inf into gradients itself."""
+    """Whether the cause itself puts NaN or Inf into gradients."""
     return any(DETECTORS[row.detector].sees_damage for row in CAUSES[cause].rows)
 
 
 def _leads_to_nonfinite(cause: str) -> bool:
-    """Whether gradients that are not finite can come of it: it is then its event, and has its name."""
+    """Whether gradients that are not finite can result from the cause: they then belong to its incident."""
     detectors = {row.detector for row in CAUSES[cause].rows}
     followers = {name for line in BRINGS_ABOUT if line.leader in detectors for name in line.after}
     is_leading = any(DETECTORS[name].sees_damage for name in followers)

@@ -1,4 +1,4 @@
-"""One run's card, from what its coordinator knows."""
+"""Makes the card of a run from what its coordinator knows."""
 
 import socket
 from dataclasses import replace
@@ -16,9 +16,9 @@ from holter.records.titles import titled
 
 
 def card_of(run: Run, *, is_over: bool = False) -> RunCard:
-    """As of now."""
+    """Return the card as of now."""
     standing = run.incidents.standing()
-    # Of this life and earlier ones, as the run's own page shows them.
+    # Incidents of this life and earlier ones, as the run's own page shows them.
     known = run.incidents.all()
     here = [member.progress.heartbeat.step for member in run.roster.members.values() if member.progress.heartbeat]
     return RunCard(
@@ -44,7 +44,7 @@ def card_of(run: Run, *, is_over: bool = False) -> RunCard:
 
 
 def _metrics(run: Run) -> str:
-    """Without what tells of the coordinator itself; of causes those that came up."""
+    """Return the metrics without those on the coordinator itself, and only the causes that occurred."""
     whole = snapshot(run)
     came_up = {cause: number for cause, number in whole.incidents.items() if number}
     job = replace(whole.job, modules=(), exponents=())

@@ -1,9 +1,9 @@
-"""The coordinator as a process: one listening socket, one loop that judges, an end that comes by itself.
+"""The coordinator's process: one listening socket, one loop that judges, and an end that comes by itself.
 
-    sidecars --> Listener --> Run.intake, Run.judge --> tables to fetch, news to tell, halts to carry on with
+    sidecars --> Listener --> Run.intake, Run.judge --> tables to fetch, news to tell, halts to continue
     people   --/, /api, /metrics--> Pages
 
-The decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); here are sockets, timers and signals.
+Decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); here are sockets, timers and signals.
 """
 
 import asyncio
@@ -53,44 +53,46 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FETCH_ROUNDS = 4
-"""A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
+"""Largest number of fetches in one judgement: a detector may ask for more after it has seen what it asked for."""
 
 OPEN_DEADLINE_S = 5.0
-"""How long making a directory may take; ranks stand and wait for it."""
+"""Seconds for making a directory, while ranks stand and wait for it."""
 
 CARD_S = 1.0
 LINGER_LOOK_S = 0.5
 
 RECKON_S = 10.0
-"""Between two writes of where the time went."""
+"""Seconds between two writes of where the time went."""
 
 MAX_TOLD = 256
-"""Ranks whose launchers are told what ended the job; one of them shows it."""
+"""Largest number of ranks whose launchers are told what ended the job; one of them shows it."""
 
 MAX_PAUSE_S = 1.0
-"""Between two judgements."""
+"""Longest time in seconds between two judgements."""
 RANKS_JUDGED_PER_S = 16_000
-"""Of larger jobs a judgement is made less often, once a second at least; what is urgent is judged at once all the same."""
+"""A job with more ranks is judged less often, but at least once a second; what is urgent is judged at once all the
+same."""
 GARBAGE_THRESHOLDS = (100_000, 50, 1000)
-"""What a job of thousands of ranks says every second is no garbage in cycles: looking for those took two thirds of the time of reading it."""
+"""Thresholds of the garbage collector: a large job's reports form no cycles, but looking for them took two thirds of
+the reading time."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long to wait for whom."""
+    """How long to wait for whom, in seconds."""
 
     first_s: float = 120.0
-    """For the first sidecar of all."""
+    """Seconds for the first sidecar of all."""
     idle_s: float = 30.0
-    """For a sidecar to come back, when none is connected and not every rank has ended."""
+    """Seconds for a sidecar to come back, if none is connected and not every rank has ended."""
     stragglers_s: float = 5.0
-    """For ranks that never came, or whose sidecar was lost, when all others have ended."""
+    """Seconds for ranks that never came, or whose sidecar was lost, if all others have ended."""
     settle_s: float = 1.2
-    """After an abnormal end, so that deaths are in order and the last judgement sees them all."""
+    """Seconds after an abnormal end, so that deaths are in order and the last judgement sees them all."""
     linger_s: float = 0.0
-    """After the end of a run with an incident or a halt, so that whoever scrapes sees it."""
+    """Seconds after the end of a run with an incident or a halt, so that scrapers see it."""
     hold_s: float = 5.0
-    """How long a sidecar that said Goodbye is kept on the line, to be asked for tables and told the news."""
+    """Seconds for which a sidecar that said Goodbye stays connected, to be asked for tables and told the news."""
 
     def __post_init__(self) -> None:
         for name in ("first_s", "idle_s", "stragglers_s", "settle_s", "linger_s", "hold_s"):
@@ -105,25 +107,26 @@ class ServiceSettings:
     doors: DoorSettings
     """Who may come in; its `report_token` is what a sidecar must show."""
     halt_token: str = ""
-    """What must be shown to halt the run; empty: nobody may."""
+    """Token for halting the run; empty: nobody may."""
     version: str = ""
-    """Of holter, for the metrics."""
+    """Version of holter, for the metrics."""
     judge_interval_s: float = 0.25
-    """The longest time between two judgements; what is urgent is judged at once."""
+    """Longest time between two judgements, in seconds; what is urgent is judged at once."""
     urgent_interval_s: float = 0.05
-    """The shortest time between two: ranks that all report NaN at every step must leave time for other work."""
+    """Shortest time between two judgements: ranks that all report NaN at every step must leave time for other work."""
     fetch_deadline_s: float = 2.0
-    """How long sidecars may take to send a table."""
+    """Seconds that sidecars may take to send a table."""
     flush_interval_s: float = 1.0
-    """How long what is to be written may stay in memory."""
+    """Seconds for which data to be written may stay in memory."""
     disk_deadline_s: float = 5.0
-    """At the end, for what is still to be written."""
+    """Seconds at the end for what is still to be written."""
     seal_s: float = 600.0
-    """How long a halt whose ranks are gone is still sealed."""
+    """Seconds for which a halt whose ranks are gone is still sealed."""
     has_run_clock: bool = False
-    """Whoever started this process has given it the run's clock."""
+    """Whether whoever started this process has set the run's clock."""
     is_only_one: bool = False
-    """Refuse to start where another coordinator writes to the run directory; a job must be watched in any case: it warns, and orders nothing."""
+    """Whether to refuse to start if another coordinator writes to the run directory. Otherwise it warns and gives no
+    orders, because a job must be watched in any case."""
     limits: Limits = field(default_factory=Limits)
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
@@ -144,10 +147,10 @@ class Coordinator:
         self.watched = Run(about, detectors)
         self._settings = settings
         self._right = right
-        """None: nobody else can want to give orders, but for who writes to the same directory."""
+        """Right to give orders; None if nobody else can want to, except one who writes to the same directory."""
         self.watched.disk.may_write = self._may_write
         self._wake = asyncio.Event()
-        # Without another way the coordinator listens on its own port: `host:port` is its address.
+        # Without another transport the coordinator listens on its own port: its address is `host:port`.
         listen = listen or transport_of("").listener
         self._listener = listen(self.watched.intake, settings.doors.report_token, self._wake.set, self._hold)
         self._pages = Pages(
@@ -165,7 +168,7 @@ class Coordinator:
         self._carded_s = 0.0
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
+        """Serve on a socket that is already bound; callers wait in its queue until then."""
         if not self._lock.take() and self._right is None:
             self._say_there_are_two()
         if not self._settings.has_run_clock:
@@ -193,7 +196,10 @@ class Coordinator:
         self._announcer.start()
 
     def _go_on_with_the_clock(self) -> None:
-        """The host's clock may have been set since a former coordinator of this run wrote; on the same boot of the host it is known when that was."""
+        """Continue with the clock of a former coordinator if it is known, because the host's clock may have been set since.
+
+        It is known on the same boot of the host.
+        """
         former = read_json(self.watched.settings.run_dir / ACCESS, Access)
         written_ns = journal.written_ns(self.watched.intake.journal.folder)
         if former is None or not former.clock_boot or former.clock_boot != clock.boot_id():
@@ -211,18 +217,18 @@ class Coordinator:
         self.watched.also_written_by = f"run directory: {who} too; it alone halts the run"
 
     def _take_over(self) -> None:
-        """Two coordinators that order could halt ranks at two steps: the second one waits until the first has ended."""
+        """Take over if the other coordinator is gone; until then this one waits, because two of them could halt ranks at two steps."""
         if self.watched.also_written_by and self._lock.take():
             logger.warning("the other coordinator is gone; orders are given here now")
             self.watched.also_written_by = ""
 
     def stop(self) -> None:
-        """End soon, after a last judgement."""
+        """Make `run` end soon, after a last judgement."""
         self._stop.set()
         self._wake.set()
 
     async def run(self) -> str:
-        """Judge until the end; returns why it ended."""
+        """Judge until the end; return why it ended."""
         reason = None
         while reason is None:
             with contextlib.suppress(TimeoutError):
@@ -240,7 +246,7 @@ class Coordinator:
             self.watched.judging.runner.guard("the page", self._pages.page_state.look)
             self._flush()
             reason = self._end_reason()
-            # Judging a job of many ranks takes long; at least half of the time is for receiving their reports.
+            # Judging a job of many ranks takes long; at least half of the time is left for receiving their reports.
             await asyncio.sleep(min(max(self._settings.urgent_interval_s, judging_s), MAX_PAUSE_S))
         logger.info("ending: %s", reason)
         if self._right is not None and self._stop.is_set():
@@ -255,11 +261,11 @@ class Coordinator:
 
     @property
     def has_lost_right(self) -> bool:
-        """Another coordinator gives the orders."""
+        """Whether another coordinator gives the orders."""
         return self._right is not None and self._right.standing() == "lost"
 
     def _card(self) -> bytes:
-        """Made anew now and then; empty: the last one still holds."""
+        """Return a new card now and then; empty if the last one still holds."""
         if clock.monotonic_s() - self._carded_s < CARD_S:
             return b""
         self._carded_s = clock.monotonic_s()
@@ -272,13 +278,13 @@ class Coordinator:
         return None if standing == "suspended" and not self._is_over.is_set() else standing != "lost"
 
     async def _step_down(self) -> str:
-        """What is not written yet is the other's to write; it has heard the same."""
+        """End because another coordinator took over; it writes what is not written yet, having heard the same."""
         self._is_over.set()
         await self._end_quietly("another coordinator took over")
         return "another coordinator took over"
 
     async def _hand_over(self, reason: str) -> str:
-        """The run goes on, with another coordinator: nothing is concluded."""
+        """End, but conclude nothing: the run continues with another coordinator."""
         self.watched.intake.write_down()
         await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
         self._is_over.set()
@@ -299,7 +305,7 @@ class Coordinator:
         return max(self._settings.judge_interval_s, large_s)
 
     async def _judge(self, *, is_final: bool = False) -> None:
-        """Judge, fetch what is missing, judge again; tell the news."""
+        """Judge, fetch what is missing, judge again, and tell the news."""
         for _ in range(MAX_FETCH_ROUNDS):
             follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
             if self.has_lost_right:
@@ -325,7 +331,7 @@ class Coordinator:
             await self._carry_out(act)
 
     async def _tell_launchers(self, diagnosis: Diagnosis) -> None:
-        """What the launcher of a rank that fails shall show: the rank's own last words are often those of a victim."""
+        """Tell launchers what to show for a failing rank: the rank's own last words are often those of a victim."""
         entry = CAUSES.get(diagnosis.causes[0].cause) if diagnosis.causes else None
         if diagnosis.severity != "critical" and (entry is None or not entry.is_death):
             return
@@ -343,7 +349,7 @@ class Coordinator:
         """Do what a halt asks for; a disk may take its time, and reports are received meanwhile."""
         if isinstance(act, Tell):
             if self._right is not None:
-                # Before anybody is told: whoever takes over must know of it.
+                # Written before anybody is told, because a successor must know of it.
                 await self.watched.disk.written()
             await self._listener.order(act.order, act.ranks)
             return
@@ -381,12 +387,12 @@ class Coordinator:
         return why
 
     async def _hold(self, _: int) -> None:
-        """Keep a sidecar that said Goodbye until the last judgement is made, but no longer than `hold_s` or than a halt needs it."""
+        """Hold a sidecar that said Goodbye until the last judgement, at most for `hold_s`, but as long as a halt needs it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.limits.hold_s):
                 await self._is_over.wait()
         while self.watched.halts.is_busy and not self._is_over.is_set():  # noqa: ASYNC110 - it is looked at once in a while anyway
-            # It may have to write down how the step began for a rank that is dead.
+            # It may have to write how the step began for a rank that is dead.
             await asyncio.sleep(self._settings.urgent_interval_s)
 
     def _end_reason(self) -> str | None:
@@ -424,7 +430,7 @@ class Coordinator:
         self._lock.release()
 
     async def _linger(self) -> None:
-        """Nothing is written any more; but whoever scrapes now and then must find what ended the run. A new life of it takes over at once."""
+        """Stay for a while without writing, so that scrapers find what ended the run; end at once if a new life takes over."""
         self._announcer.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
@@ -437,7 +443,10 @@ class Coordinator:
 
 
 def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
-    """Why to end now, if so; `quiet_s` is the time since something last arrived or a sidecar was last connected."""
+    """Return why to end now; None to go on.
+
+    `quiet_s`: time since something last arrived or a sidecar was last connected.
+    """
     if not roster.members:
         return f"no sidecar connected within {limits.first_s:.0f} s" if quiet_s >= limits.first_s else None
     if roster.has_everyone_ended:
@@ -453,7 +462,7 @@ def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
 
 
 def resident_bytes() -> int:
-    """What this process holds; 0 where the system does not say."""
+    """Return the memory of this process in bytes; 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -466,7 +475,7 @@ def _settle_s(roster: Roster, limits: Limits) -> float:
 
 
 def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
-    """In a thread that nobody waits for at the end: a disk may hang for ever."""
+    """Call in a thread that nobody waits for at the end, because a disk may hang forever."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -487,7 +496,7 @@ def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 async def serve(about: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
-    """Run a coordinator until its work is done or SIGTERM or SIGINT comes; returns why it ended."""
+    """Run a coordinator until its work is done or SIGTERM or SIGINT comes; return why it ended."""
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     coordinator = Coordinator(about, settings)
     loop = asyncio.get_running_loop()

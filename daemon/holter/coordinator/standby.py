@@ -1,9 +1,9 @@
 """A coordinator that gives orders only while it holds the run's lease, and stands by until then.
 
     stands by ──lease──▶ Coordinator: reads the journal, then what the network kept since ──lease lost──▶ stands by
-                                    └──the run has ended──▶ ends, and so does whoever stands by
+                                    └──the run has ended──▶ ends, and so do those that stand by
 
-Who stands by serves /healthz, and for all else says where the coordinator is.
+While it stands by it serves /healthz, and answers everything else with where the coordinator is.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ LOOK_S = 0.5
 
 
 class Standby:
-    """One process that may become the coordinator, several times."""
+    """A process that may become the coordinator, several times."""
 
     def __init__(self, about: RunSettings, settings: ServiceSettings, place: NatsPlace) -> None:
         self._about, self._settings, self._place = about, settings, place
@@ -50,12 +50,12 @@ class Standby:
             self._coordinator.stop()
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From the lease's thread."""
+        """Wake `run`; called by the lease's thread."""
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._changed.set)
 
     async def run(self, listener: socket.socket) -> str:
-        """Until the run has ended, or somebody stops it; returns why."""
+        """Stand by and lead until the run has ended or somebody stops it; return why."""
         loop = asyncio.get_running_loop()
         while True:
             keeper = LeaseKeeper(self._place, self._about.run_id, partial(self._wake, loop))
@@ -73,7 +73,7 @@ class Standby:
             logger.warning("this coordinator stands by again")
 
     async def _wait(self, keeper: LeaseKeeper, listener: socket.socket) -> str | None:
-        """None once the lease is held."""
+        """Wait until the lease is held, and return None then; otherwise return why to end."""
         door = _WaitingRoom(self._settings.doors, keeper)
         await door.open(listener.dup())
         try:
@@ -110,7 +110,7 @@ class Standby:
 
 
 class _WaitingRoom:
-    """What is served meanwhile."""
+    """What is served while standing by."""
 
     def __init__(self, settings: DoorSettings, keeper: LeaseKeeper) -> None:
         self._doors, self._keeper = Doors(settings), keeper
@@ -142,7 +142,7 @@ class _WaitingRoom:
 async def serve_with_lease(
     about: RunSettings, settings: ServiceSettings, listener: socket.socket, place: NatsPlace
 ) -> str:
-    """Stand by and lead until the run has ended or SIGTERM or SIGINT comes; returns why it ended."""
+    """Stand by and lead until the run has ended or SIGTERM or SIGINT comes; return why it ended."""
     standby = Standby(about, settings, place)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, standby.stop)

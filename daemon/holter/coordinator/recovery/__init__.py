@@ -1,1 +1,1 @@
-"""The journal, and what is read from it: after a restart, for a replay, of a run that is over."""
+"""The journal, and what is made from it: recovery after a restart, replays, and pages of finished runs."""

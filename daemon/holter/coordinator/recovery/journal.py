@@ -31,31 +31,32 @@ from holter.records import Attached, Census, Exited, Observation, Seated, StepsD
 from holter.records.joined import apart
 
 IDENTITY = 0
-"""Number of the file that is kept."""
+"""Number of the identity file, which is kept."""
 MAX_BUFFER_BYTES = 16 * 2**20
-"""What may wait for the disk; beyond it records are dropped and counted. A step of 16,000 ranks takes 4 MiB."""
+"""Largest size in bytes of what waits for the disk; records beyond it are dropped and counted. A step of 16,000 ranks
+takes 4 MiB."""
 MARK = b"\xc1hlt"
-"""How a frame begins; 0xc1 begins nothing in msgpack."""
+"""Beginning of a frame; no msgpack value begins with 0xc1."""
 SMALL_BYTES = 4096
-"""How a rank attached and how it ended is smaller than this; a census that is written whole is larger, or does no harm."""
+"""Entries on how a rank attached or ended are smaller than this; a complete census is larger, or does no harm."""
 CENSUS_SHARE = 0.75
-"""What large entries may take of the identity file."""
+"""Share of the identity file that large entries may take."""
 
 SEARCH_BYTES = 2**16
 MAX_WASTED_BYTES = 2**30
-"""What is read in vain in a file that only looks like a journal: seconds, not hours."""
+"""Largest number of bytes read in vain in a file that only looks like a journal: seconds, not hours."""
 
 _SEGMENT = re.compile(r"[0-9]{4,12}\.msgpack")
 _HEADER = struct.Struct(f"<{len(MARK)}sII")
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One observation and when the coordinator received it, by its own clock."""
+    """One observation, with the time at which the coordinator received it, by its own clock."""
 
     received_ns: int
     observation: Observation
     same_as: bytes = b""
-    """Digest of a census that was written before, which this is too; its entries are left out here."""
+    """Digest of an equal census that was written before, whose entries are left out here; empty otherwise."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -63,15 +64,16 @@ _DECODER = msgspec.msgpack.Decoder(Entry)
 
 
 class Journal:
-    """Append and flush from one thread; the disk's thread writes."""
+    """Journal of a run: appended and flushed by one thread, written by the disk's thread."""
 
     def __init__(self, folder: Path, limit_bytes: int = 64 * 2**20, num_segments: int = 8) -> None:
         self.dropped = 0
-        """Entries that never reached the disk, at least."""
+        """Number of entries that never reached the disk, at least."""
         self.num_damaged = 0
-        """Files of a former coordinator in which something was damaged."""
+        """Number of files of a former coordinator in which something was damaged."""
         self.folder = folder
-        # Half for identity, half for the stream: a census of many ranks must not push the steps out, nor grow for ever.
+        # Half for identity, half for the stream: a census of many ranks must not displace the steps, nor grow without
+        # end.
         self._identity_limit = limit_bytes // 2
         self._segment_limit = limit_bytes // 2 // num_segments
         self._num_segments = num_segments
@@ -80,11 +82,11 @@ class Journal:
         self._is_writing = False
         self._known: set[bytes] = set()
         self._censuses: set[bytes] = set()
-        """Digests of those that were written."""
+        """Digests of censuses that were written."""
         self._segment = max((number for number, _ in segments(folder)), default=IDENTITY)
 
     def append(self, received_ns: int, observation: Observation) -> None:
-        """Keep one; costs no system call."""
+        """Keep an observation in the buffer, without a system call."""
         is_identity = isinstance(observation.body, Attached | Seated | Census | Exited)
         if is_identity and self._is_known(observation):
             return
@@ -107,11 +109,11 @@ class Journal:
 
     @property
     def is_filling(self) -> bool:
-        """Better flushed now than when its time comes."""
+        """Whether the buffer should be flushed before its regular time."""
         return self._buffered_bytes > MAX_BUFFER_BYTES // 16
 
     def flush(self, disk: Disk, *, is_now: bool = False) -> None:
-        """Hand what is buffered to the disk, unless it is still busy with what it was given before and it need not be now."""
+        """Give the buffer to the disk; not while the last write is in progress, unless `is_now`."""
         if (self._is_writing and not is_now) or not self._buffered_bytes:
             return
         full, self._buffers = self._buffers, {True: [], False: []}
@@ -122,7 +124,7 @@ class Journal:
             self.dropped += sum(len(entries) for entries in full.values())
 
     def _is_known(self, observation: Observation) -> bool:
-        """A sidecar introduces itself anew at every connection; once is enough here."""
+        """Whether this identity was written before, because a sidecar introduces itself at every connection."""
         digest = _digest(observation)
         if digest in self._known:
             return True
@@ -130,7 +132,7 @@ class Journal:
         return False
 
     def _write(self, full: dict[bool, list[bytes]]) -> None:
-        """In the disk's thread."""
+        """Write buffers; runs in the disk's thread."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_identity(full.pop(True))
@@ -168,14 +170,14 @@ class Journal:
 
 
 def written_ns(folder: Path) -> int:
-    """When the journal was last written to, by the run's clock; 0 if there is none, or nobody can say."""
+    """Return when the journal was last written to, by the run's clock; 0 if there is none or that is not known."""
     with contextlib.suppress(OSError):
         return max((path.stat().st_mtime_ns for _, path in segments(folder)), default=0)
     return 0
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The journal's files, oldest first; a pipe or a device that lies among them is none."""
+    """Return the numbers and paths of the journal's files, oldest first; pipes and devices among them are ignored."""
     return sorted(
         (int(path.stem), path)
         for path in folder.glob("[0-9]*.msgpack")
@@ -184,9 +186,10 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read(folder: Path, damage: list[str] | None = None, *, is_joined: bool = False) -> Iterator[Entry]:
-    """Everything that was kept, in order of arrival; what is damaged is left out and told to `damage`, a sentence a file. Raises OSError.
+    """Yield everything that was kept, in order of arrival. Raises OSError.
 
-    `is_joined`: steps that a host's agent joined stay so, which is quicker; else each is read as what every rank said.
+    Damaged parts are left out, and described in `damage` with a sentence for each file. With `is_joined`, steps that a
+    host's agent joined stay joined, which is quicker; otherwise each is read as what every rank said.
     """
     damage = [] if damage is None else damage
     paths = [path for _, path in segments(folder)]
@@ -218,7 +221,7 @@ def _read_segment(path: Path, damage: list[str]) -> Iterator[Entry]:
 
 
 def _whole(entry: Entry, censuses: dict[bytes, Census]) -> Entry:
-    """With what it refers to; KeyError if that is lost."""
+    """Restore the census that an entry refers to; KeyError if it is lost."""
     body = entry.observation.body
     if not isinstance(body, Census):
         return entry
@@ -230,7 +233,7 @@ def _whole(entry: Entry, censuses: dict[bytes, Census]) -> Entry:
 
 
 def _sound(entry: Entry) -> Entry:
-    """KeyError if the columns of a joined step do not fit."""
+    """Return the entry; KeyError if the columns of a joined step do not fit together."""
     joined = entry.observation.body
     if isinstance(joined, StepsDone) and not joined.is_sound:
         raise KeyError(entry.observation.rank)
@@ -238,7 +241,7 @@ def _sound(entry: Entry) -> Entry:
 
 
 def _apart(entry: Entry) -> list[Entry]:
-    """One step of several ranks is read as what each of them said."""
+    """Split a step of several ranks into what each of them said."""
     joined = entry.observation.body
     if not isinstance(joined, StepsDone):
         return [entry]
@@ -250,7 +253,7 @@ def _apart(entry: Entry) -> list[Entry]:
 
 
 def _frames(file: BinaryIO) -> Iterator[bytes | None]:
-    """The content of each frame whose checksum holds; None for each stretch that was skipped."""
+    """Yield the content of each frame whose checksum holds; None for each stretch that was skipped."""
     is_skipping, wasted = False, 0
     while header := file.read(_HEADER.size):
         start = file.tell() - len(header)
@@ -277,7 +280,7 @@ def _content(file: BinaryIO, header: bytes) -> bytes | None:
 
 
 def _seek_mark(file: BinaryIO, start: int) -> bool:
-    """Go to the next MARK at or behind `start`; False when there is none."""
+    """Go to the next MARK at or behind `start`; False if there is none."""
     while True:
         file.seek(start)
         block = file.read(SEARCH_BYTES)
@@ -295,7 +298,7 @@ def _digest(record: msgspec.Struct) -> bytes:
 
 
 def _append(path: Path, entries: list[bytes]) -> None:
-    """All entries or none: what a full disk took of them is cut off again."""
+    """Append all entries or none: what a full disk took of them is cut off again."""
     if not entries:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
@@ -305,7 +308,7 @@ def _append(path: Path, entries: list[bytes]) -> None:
             rest = memoryview(b"".join(entries))
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            # The host's clock may be set; what is asked later is when the run's clock stood still.
+            # The host's clock may have been set, but later questions are about the run's clock.
             now_ns = clock.wall_ns()
             os.utime(descriptor, ns=(now_ns, now_ns))
         except OSError:

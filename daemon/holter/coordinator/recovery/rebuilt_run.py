@@ -1,11 +1,11 @@
-"""A `Run` rebuilt from its journal: by a coordinator that is started again, and for the page of a run that is over.
+"""A `Run` rebuilt from its journal: by a restarted coordinator, and for the page of a finished run.
 
-A coordinator that is started again reads its own journal first, so that its window goes on and an incident keeps its name. It hears everything
-again, and judges at those moments at which the former one learned something. A run directory that is used for a second run has a journal
-too, but of another run: that is not read.
+A restarted coordinator first reads its own journal, so that its window continues and an incident keeps its name. It
+hears everything again, and judges at the moments at which its predecessor learned something. If a run directory is used
+for a second run, its journal belongs to another run and is not read.
 
-To a `Run` that is over nobody is connected, and it writes nothing. Its incidents are those that were written down; findings are judged again at
-the moments at which the coordinator learned something, for the timeline alone.
+Nobody is connected to a finished run, and it writes nothing. Its incidents are those that were written down; findings
+are judged again at the moments at which the coordinator learned something, for the timeline alone.
 """
 
 import asyncio
@@ -48,12 +48,12 @@ from holter.records.titles import titled
 from holter.transport.wire import Hello
 
 MAX_AWAY_NS = 60 * 10**9
-"""A coordinator that was away for longer is taken to watch another life of the job, unless it knows better."""
+"""Nanoseconds without a coordinator after which a new one assumes another life of the job, unless it knows better."""
 AHEAD_NS = 10**9
 DEADLINE_S = 5.0
-"""For reading the journal."""
+"""Seconds for reading the journal."""
 RETURN_NS = 3 * 10**9
-"""How long sidecars are given to come back before anything is judged: what they have to say is missing until then."""
+"""Nanoseconds for sidecars to come back before anything is judged, because their reports are missing until then."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,24 +65,27 @@ class Recovered:
     num_entries: int = 0
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     attached: dict[int, Attached] = field(default_factory=dict)
-    """Rank -> how it last introduced itself."""
+    """For each rank, how it last introduced itself."""
     first_steps: dict[int, Observation] = field(default_factory=dict)
-    """Rank -> how far the run had come when it began."""
+    """For each rank, how far the run had come when the rank began."""
     halting: list[Observation] = field(default_factory=list)
-    """What ranks said of a halt."""
+    """Reports of ranks on their state in a halt."""
     orders: list[Ordered] = field(default_factory=list)
     places: dict[int, bytes] = field(default_factory=dict)
-    """Rank -> digest of its sidecar's key, of ranks that have not ended."""
+    """For each rank that has not ended, the digest of its sidecar's key."""
     asked: HaltAsked | None = None
-    """A request that has no answer yet."""
+    """A request for a halt that has no answer yet; None if there is none."""
     taken: int | None = None
-    """How much it had heard of what the network keeps."""
+    """Position up to which it had read the network's stream."""
     is_complete: bool = True
-    """False when there was no time for all of it."""
+    """False if there was no time to read all of it."""
 
 
 def recall(run: Run, now_ns: int) -> None:
-    """Take over from a coordinator of this run that died a moment ago; close what an earlier life of the run left open. Raises nothing."""
+    """Take over from a coordinator of this run that died a moment ago, or close what an earlier life left open.
+
+    Never raises.
+    """
     about = run.settings
     is_same = is_interrupted(about, now_ns) and (about.goes_on or not is_stale(about, now_ns))
     former = read_json(run.settings.run_dir / GOODPUT, Goodput)
@@ -94,7 +97,7 @@ def recall(run: Run, now_ns: int) -> None:
             entries = journal.read(run.intake.journal.folder, damage, is_joined=True)
             found = read(entries, run.judging, clock.monotonic_s, DEADLINE_S)
         except Exception:
-            # Whatever lies in that file, the run must be watched again.
+            # Whatever is in that file, the run must be watched again.
             logger.exception("the journal of a former coordinator cannot be used")
             found = Recovered()
         for sentence in damage:
@@ -107,7 +110,7 @@ def recall(run: Run, now_ns: int) -> None:
 
 
 def read(entries: Iterable[Entry], judging: Judge, stopwatch_s: Callable[[], float], deadline_s: float) -> Recovered:
-    """Judge a journal again; ends in time, read or not. Raises OSError."""
+    """Judge a journal again, ending in time even if it is not read completely. Raises OSError."""
     found, began_s = Recovered(), stopwatch_s()
     for item in with_moments(entries, "news"):
         if isinstance(item, Moment):
@@ -123,11 +126,11 @@ def read(entries: Iterable[Entry], judging: Judge, stopwatch_s: Callable[[], flo
 
 
 def is_interrupted(about: RunSettings, now_ns: int) -> bool:
-    """Whether a coordinator of this very run stopped writing without having come to an end."""
+    """Whether a coordinator of this same run stopped writing without having ended."""
     known = read_json(about.run_dir / "run.json", RunIdentity)
     if known is None or known.run_id != about.run_id or known.ended_at is not None:
         return False
-    # What was written in the future was written by another clock: in a former life of the job.
+    # A time in the future was written by another clock: in a former life of the job.
     return journal.written_ns(about.run_dir / "journal") < now_ns + AHEAD_NS
 
 
@@ -160,7 +163,7 @@ def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
 
 
 def _note(found: Recovered, observation: Observation) -> None:  # noqa: C901 - one line a kind
-    """What is known beside the window."""
+    """Note what a restarted coordinator needs in addition to the window."""
     match observation.body:
         case Ordered() as ordered:
             found.orders.append(ordered)
@@ -168,7 +171,7 @@ def _note(found: Recovered, observation: Observation) -> None:  # noqa: C901 - o
             found.asked = asked
         case HaltAnswered():
             found.asked = None
-        # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
+        # A request is in the journal twice: as the rank's report, which may have its answer, and as the request itself.
         case Halting(state=state) if state != "asking":
             found.halting.append(observation)
         case Consumed(sequence=sequence):
@@ -182,7 +185,7 @@ def _note(found: Recovered, observation: Observation) -> None:  # noqa: C901 - o
         case Attached() as attached:
             known = found.attached.get(observation.rank)
             if known is not None and known.pid != attached.pid:
-                # Another life of the job: what was ordered or asked for before is over.
+                # Another life of the job: earlier orders and requests are over.
                 found.orders.clear()
                 found.halting.clear()
                 found.asked = None
@@ -190,19 +193,19 @@ def _note(found: Recovered, observation: Observation) -> None:  # noqa: C901 - o
 
 
 class FinishedRun:
-    """`read` a journal's entries, then `finish`."""
+    """A run that is over, for its page: `read` a journal's entries, then `finish`."""
 
     def __init__(self, settings: RunSettings, identity: Mapping[str, Any], detectors: Sequence[Detector] = ALL) -> None:
-        """`identity`: run.json."""
+        """Prepare the run; `identity` is the content of run.json."""
         self._settings, self._identity = settings, identity
         self._last_ns = clock.wall_ns()
         self.run = Run(settings, detectors)
         self.page_state = PageState(self.run, lambda: self._last_ns, record=self._record())
         self.diagnoses: dict[str, Diagnosis] = {}
-        """As they are judged now."""
+        """Diagnoses as they are made by judging now."""
 
     def read(self, entries: Iterable[Entry]) -> None:
-        """All of the journal, in order."""
+        """Take in the whole journal, in order."""
         is_first = True
         for item in with_moments(entries, "news"):
             if isinstance(item, Moment):
@@ -221,7 +224,7 @@ class FinishedRun:
                 self._enter(item.observation, item.received_ns)
 
     def finish(self, diagnoses: Iterable[Diagnosis]) -> None:
-        """Everything was heard; these are the incidents."""
+        """Add the incidents that were written down; everything has been heard."""
         self.run.incidents.recall(diagnoses)
         told = read_json(self._settings.run_dir / GOODPUT, Goodput)
         self.run.intake.wall_time.recall(told.lives if told is not None else (), is_same=True, is_over=True)
@@ -235,19 +238,19 @@ class FinishedRun:
         rank, body, members = observation.rank, observation.body, self.run.roster.members
         if isinstance(body, Attached):
             if rank in members:
-                # Of a former life; its place is taken, and nobody came twice.
+                # It belongs to a former life; its place is free, and this is no second process.
                 members[rank].line.is_connected = False
             self.run.intake.introductions.add(rank, body)
             self.run.roster.connect(_hello(rank, body.world_size, body.host, body.pid))
         elif rank not in members:
-            # The journal's oldest part is gone, and how it introduced itself with it.
+            # The journal's oldest part is gone, and with it how the rank introduced itself.
             self.run.roster.connect(_hello(rank, max(self._settings.world_size, rank + 1), "", 0))
         self.run.roster.observe(observation, received_ns)
         if isinstance(body, Exited):
             members[rank].progress.phase = body.last_phase
 
     def _record(self) -> dict[str, Any]:
-        """What the page is told of a run that is over."""
+        """Return what the page is told about a finished run."""
         found = {"ended_at": self._identity.get("ended_at")}
         halt = halt_record.read(self._settings.run_dir)
         if halt is not None:
@@ -270,7 +273,7 @@ def _hello(rank: int, world_size: int, host: str, pid: int) -> Hello:
 
 
 async def serve(finished: FinishedRun, version: str, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve the page until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

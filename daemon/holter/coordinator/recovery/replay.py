@@ -1,14 +1,14 @@
-"""A journal, judged again: the moments at which the live run judged, for whoever reads a journal, and `holter replay` itself.
+"""Judge a journal again: finds the moments at which the live run judged, and implements `holter replay`.
 
     journal   | Attached  StepDone  StepDone  Judged | StepDone  Judged (news) |      (silence)      | StepDone ...
     news                                                         judge
     marks                                      judge             judge
     silence                                    judge             judge           judge    judge
 
-The coordinator writes down when it judged, unless it had heard nothing new and nothing came of it. Detectors keep nothing between two
-judgements, so that where nothing came of it the same detectors find nothing: a restart and the page of a finished run, which must not take
-long, judge at news only. `holter replay` judges at every mark; with other thresholds in silences too, after half a second, a second, two.
-A journal without marks is judged every half a second.
+The coordinator records when it judged, unless it had heard nothing new and nothing came of it. Detectors keep nothing
+between two judgements, so where nothing came of it the same detectors find nothing: a restart and the page of a
+finished run, which must not take long, judge at news only. `holter replay` judges at every mark; with other thresholds
+in silences too, after half a second, a second, two. A journal without marks is judged every half a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,29 +23,30 @@ from holter.records import Action, Diagnosis, Judged
 
 TICK_NS = 500_000_000
 PATIENCE_NS = 10 * 10**9
-"""How long after an observation a mark of the coordinator is expected: a coordinator that died left none."""
+"""Nanoseconds after an observation within which a mark is expected; a coordinator that died left none."""
 MAX_FINAL_JUDGEMENTS = 4
-"""A detector may ask for more after it has seen that what it asked for cannot be had."""
+"""Largest number of final judgements: a detector may ask for more after it learned that what it asked for cannot be
+had."""
 
 Pace = Literal["news", "marks", "silence"]
 """At which moments to judge; see above."""
 
 Substance = tuple[str, tuple[int, ...], tuple[str, ...], int]
-"""(cause, ranks, tensors, first step)"""
+"""(cause, ranks, tensors, first step)."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The live run judged now, or would have."""
+    """A moment at which the live run judged, or would have."""
 
     at_ns: int
     is_final: bool = False
     passed: tuple[str, ...] = ()
-    """Incidents that the live run saw pass at this moment; the judgement that first missed them may not be written down."""
+    """Incidents that the live run saw pass at this moment; the judgement that first missed them may not be recorded."""
 
 
 def with_moments(entries: Iterable[Entry], pace: Pace, *, has_marks: bool = True) -> Iterator[Entry | Moment]:
-    """A journal's entries but the marks, in order, and between them the moments at which to judge."""
+    """Yield a journal's entries, without the marks, in order, and between them the moments at which to judge."""
     patience_ns = PATIENCE_NS if has_marks else TICK_NS
     unmarked = _Unmarked(patience_ns, is_in_silence=pace == "silence" or not has_marks)
     for entry in entries:
@@ -58,17 +59,17 @@ def with_moments(entries: Iterable[Entry], pace: Pace, *, has_marks: bool = True
             continue
         unmarked.judge(entry.received_ns)
         if pace != "news" or body.is_news or body.is_final:
-            # What had passed for the live run may stand with other thresholds.
+            # What had passed for the live run may persist with other thresholds.
             yield Moment(entry.received_ns, body.is_final, () if pace == "silence" else body.closed)
 
 
 class _Unmarked:
-    """When to judge although no mark says so: after a coordinator died, and in silences where that is wanted."""
+    """Decides when to judge without a mark: after a coordinator died, and in silences if that is wanted."""
 
     def __init__(self, patience_ns: int, *, is_in_silence: bool) -> None:
         self._patience_ns, self._is_in_silence = patience_ns, is_in_silence
         self._is_heard = False
-        """Something was heard since the last judgement."""
+        """Whether something was heard since the last judgement."""
         self._due_ns: int | None = None
         self._interval_ns = TICK_NS
 
@@ -77,7 +78,7 @@ class _Unmarked:
             self._is_heard, self._due_ns = True, at_ns + self._patience_ns
 
     def judge(self, at_ns: int) -> None:
-        # In a silence judgements grow rare: a night of it costs twenty.
+        # In a silence judgements become rare: a whole night of it costs twenty.
         self._interval_ns = TICK_NS if self._is_heard else self._interval_ns * 2
         self._is_heard = False
         self._due_ns = at_ns + self._interval_ns if self._is_in_silence else None
@@ -90,7 +91,7 @@ class _Unmarked:
 
 
 def judge_again(judging: Judge, moment: Moment, diagnoses: dict[str, Diagnosis]) -> Judgement:
-    """Judge as of this moment, and bring the diagnoses up to date."""
+    """Judge as of this moment, and update the diagnoses."""
     found = judging.judge(moment.at_ns, is_final=moment.is_final, passed=moment.passed)
     diagnoses |= {diagnosis.id: diagnosis for diagnosis in found.diagnoses}
     return found
@@ -106,7 +107,7 @@ class Replay:
         self._diagnoses: dict[str, Diagnosis] = {}
 
     def read(self, entries: Iterable[Entry], pace: Pace = "marks", *, has_marks: bool = True) -> None:
-        """Hear everything again, and judge when the coordinator did."""
+        """Take in everything again, and judge when the coordinator did."""
         for item in with_moments(entries, pace, has_marks=has_marks):
             if isinstance(item, Moment):
                 self._last_ns = max(self._last_ns, item.at_ns)
@@ -117,7 +118,7 @@ class Replay:
                 self._judging.assembly.add(item.observation, item.received_ns)
 
     def finish(self) -> list[Diagnosis]:
-        """The last judgement, on everything: tables that never came cannot be had any more."""
+        """Make the last judgement, on everything; tables that never came are not available any more."""
         for _ in range(MAX_FINAL_JUDGEMENTS):
             found = judge_again(self._judging, Moment(self._last_ns, is_final=True), self._diagnoses)
             if not found.tables:
@@ -127,19 +128,19 @@ class Replay:
         return list(self._diagnoses.values())
 
     def failures(self) -> list[str]:
-        """A sentence for each detector that failed."""
+        """Return a sentence for each detector that failed."""
         return self._judging.runner.blind()
 
 
 def differences(recorded: Sequence[Diagnosis], replayed: Sequence[Diagnosis]) -> list[str]:
-    """What only one of the two says about the open incidents; empty: the same causes, ranks, tensors and first steps."""
+    """Return what only one of the two says about the open incidents; empty if causes, ranks, tensors and first steps agree."""
     before, after = substances(recorded), substances(replayed)
     gone = [f"recorded but not replayed: {_words(one)}" for one in before if one not in after]
     return gone + [f"replayed but not recorded: {_words(one)}" for one in after if one not in before]
 
 
 def substances(diagnoses: Sequence[Diagnosis]) -> list[Substance]:
-    """What makes two diagnoses the same, for each that is open."""
+    """Return what identifies each open diagnosis for a comparison."""
     return sorted(
         (cause.cause, cause.ranks, cause.tensors, one.first_step)
         for one in diagnoses
