@@ -1,1 +1,1 @@
-"""What the ranks reported, assembled into the window that detectors judge."""
+"""Assembles the ranks' reports into the window that detectors judge."""

@@ -1,18 +1,19 @@
 """When ranks entered the collectives of each step, and how late each rank was. Pure, incremental, bounded.
 
-    rank 0   step 40: call 7 at 1.20 s      step 40: complete when every rank that tells has told a newer step;
+    rank 0   step 40: call 7 at 1.20 s      step 40: complete when every reporting rank has reported a newer step;
     rank 1   step 40: call 7 at 1.25 s               then its ranks' lags are known, and rank 1 is 50 ms late
 
-A rank's lag is the largest over the step's collectives, behind the median of the others. A rank that was itself held up elsewhere is not
-to blame: if it waited in a collective of another group for somebody who came late, what it brings from there to the next group does
-not count.
+A rank's lag is the largest over the step's collectives, behind the median of the others. A rank that was itself held up
+elsewhere is not to blame: if it waited in a collective of another group for a rank that came late, the delay that it
+brings from there to the next group does not count.
 
     group tp   rank 0 at 0 ms, waits    rank 1 at 50 ms
-    group dp   rank 0 at 51 ms          rank 2 at 1 ms                  rank 0 is excused, rank 1 is the one
+    group dp   rank 0 at 51 ms          rank 2 at 1 ms                  rank 0 is excused, rank 1 is to blame
 
-Calls are matched by group and number, whatever step a rank counts them to; the step that most ranks say is theirs. Times are kept until a
-step is reduced for good: 16,000 ranks that tell 16 calls of a step are 4 MB, so that the more ranks there are the fewer steps wait for
-the slowest. As long as no rank is further behind than that, the order in which ranks tell cannot be seen in what comes out.
+Calls are matched by group and number, whatever step a rank assigns them to; the step that most ranks say is taken.
+Times are kept until a step is reduced for good: 16,000 ranks that report 16 calls of a step take 4 MB, so with more
+ranks fewer steps wait for the slowest. As long as no rank is further behind than that, the result does not depend on
+the order of the reports.
 """
 
 import heapq
@@ -26,57 +27,57 @@ from holter.faults.window import Arrival, StepArrivals
 from holter.records import StepCalls, Traffic
 
 MAX_TIMES = 4_000_000
-"""Arrival times kept in all: 16 bytes each."""
+"""Largest number of arrival times kept in all; each takes 16 bytes."""
 MAX_OPEN = 64
-"""Steps whose times are kept."""
+"""Largest number of steps whose times are kept."""
 MAX_KEPT = 512
-"""Steps that are remembered in their few numbers."""
+"""Largest number of steps that are remembered in reduced form."""
 MAX_CALLS = 64
-"""The most calls that are accepted of one rank and step."""
+"""Largest number of calls that are accepted of one rank and step."""
 MAX_ERROR_NS = 10**9
-"""A clock known no better than this says nothing about arrivals."""
+"""Error of a clock in nanoseconds from which on it says nothing about arrivals."""
 MIN_RANKS = 2
-"""One rank alone cannot be late."""
+"""Smallest number of ranks for which arrivals are compared: one rank alone cannot be late."""
 MAX_LATEST = 8
-"""Ranks kept of one step."""
+"""Largest number of late ranks kept of one step."""
 MAX_SAMPLED = 64
-"""Ranks of which the usual lag is taken, where there are more."""
+"""Number of ranks from which the usual lag is taken, if there are more."""
 MAX_SPREAD_TIMES = 1024
-"""Of one collective from which its spread is taken, where there are more."""
+"""Number of times from which the spread of a collective is taken, if there are more."""
 HELD_SHARE = 0.5
-"""A rank that waited elsewhere for this share of its lag is excused."""
+"""A rank is excused if it waited elsewhere for this share of its lag."""
 
 Lag = tuple[float, str, int]
-"""(microseconds, group, sequence)"""
+"""(microseconds, group, sequence)."""
 Key = tuple[int, str, int]
 """(number of the rank's process, group, sequence): a new process counts its calls from the beginning."""
 
 
 class Meeting:
-    """One collective: who entered it, and when."""
+    """One collective: which ranks entered it, and when."""
 
     __slots__ = ("entered", "group", "last", "sequence", "times")
 
     def __init__(self, group: str, sequence: int, entered: Mapping[int, int]) -> None:
         self.group, self.sequence = group, sequence
         self.entered = entered
-        """Rank -> microseconds by the coordinator's clock."""
+        """For each rank, when it entered, in microseconds by the coordinator's clock."""
         self.times = sorted(entered.values())
         self.last = self.times[-1]
 
     def lag(self, rank: int) -> float:
-        """Microseconds behind the median of the others; negative for one that came before them."""
+        """Return the microseconds behind the median of the others; negative for a rank that came before it."""
         time = self.entered[rank]
         return time - median_without(self.times, bisect_left(self.times, time))
 
     def latest(self) -> list[int]:
-        """The few that came last, the last one first."""
+        """Return the few ranks that came last, the last one first."""
         late = self.times[-MAX_LATEST:][0]
         found = ((-time, rank) for rank, time in self.entered.items() if time >= late)
         return [rank for _, rank in sorted(found)[:MAX_LATEST]]
 
     def spread(self) -> float:
-        """Median distance of all but the last one from their median."""
+        """Return the median distance of all arrivals but the last from their median."""
         others = self.times[: -1 : -(-len(self.times) // MAX_SPREAD_TIMES)]
         centre = median_of_sorted(others)
         return median_of_sorted(sorted(abs(time - centre) for time in others))
@@ -84,23 +85,23 @@ class Meeting:
 
 @dataclass(frozen=True)
 class StepReports:
-    """What ranks said of one step, beside their calls."""
+    """What ranks reported of one step, besides their calls."""
 
     data_s: Mapping[int, float]
     error_us: Mapping[int, int]
-    """How well each rank's clock is known."""
+    """For each rank, the uncertainty of its clock in microseconds."""
     pressure: Mapping[int, float] = field(default_factory=dict)
-    """On the processors of each rank's host."""
+    """For each rank, the pressure on its host's processors."""
 
 
 class _Call:
-    """One collective, as it was told so far."""
+    """One collective, as reported so far."""
 
     __slots__ = ("at_ns", "ranks", "step", "times", "votes")
 
     def __init__(self, step: int) -> None:
         self.step = step
-        """What most ranks say; of equally many the earliest."""
+        """The step that most ranks say; among equally many the earliest."""
         self.votes = {step: 0}
         self.at_ns = 0
         self.ranks = array("l")
@@ -120,13 +121,13 @@ class _OpenStep:
         self.errors = array("q")
         self.pressures = array("f")
         self.reduced: tuple[StepArrivals | None] | None = None
-        """What came out, until something changes."""
+        """The last result in a tuple; None after a change."""
 
     def num_times(self) -> int:
         return sum(len(call.times) for call in self.calls.values())
 
     def reduce(self, step: int) -> StepArrivals | None:
-        """The step in a few numbers; None if no two ranks told the same collective."""
+        """Return the step in reduced form; None if no two ranks reported the same collective."""
         if self.reduced is None:
             meetings = list(self._meetings())
             at_ns = max((call.at_ns for call in self.calls.values()), default=0)
@@ -139,7 +140,7 @@ class _OpenStep:
         return self.reduced[0]
 
     def _meetings(self) -> Iterator[Meeting]:
-        """Collectives that two ranks told; after a restart, only those of the newest processes."""
+        """Yield collectives that two ranks reported; after a restart, only those of the newest processes."""
         shared = {key: dict(zip(call.ranks, call.times, strict=True)) for key, call in self.calls.items()}
         shared = {key: entered for key, entered in shared.items() if len(entered) >= MIN_RANKS}
         newest = max((life for life, _, _ in shared), default=0)
@@ -149,28 +150,28 @@ class _OpenStep:
 
 
 class ArrivalBook:
-    """How ranks came to the collectives of all steps that are remembered."""
+    """The arrivals of ranks at the collectives of all remembered steps."""
 
     def __init__(self) -> None:
         self._told: dict[int, int] = {}
-        """Rank -> the newest step it told."""
+        """For each rank, the newest step it reported."""
         self._lives: dict[int, int] = {}
         self._newest_life = 0
         self._calls: dict[Key, _Call] = {}
         self._open: dict[int, _OpenStep] = {}
         self._num_times = 0
         self._floor = 0
-        """Steps below this are reduced for good."""
+        """Steps below this one are reduced for good."""
         self._kept: dict[int, StepArrivals] = {}
         self._arrivals: tuple[StepArrivals, ...] | None = ()
 
     def add(self, rank: int, traffic: Traffic, received_ns: int) -> None:
-        """Take one rank's report in."""
+        """Take in one rank's report."""
         base_us = (traffic.base_ns + traffic.clock_offset_ns) // 1000
         for told in traffic.steps:
             newest = self._told.get(rank, -1)
             self._told[rank] = max(told.step, newest)
-            # What is said again on the next connection was counted.
+            # A record that is sent again on the next connection was already counted.
             if told.step <= newest and (known := self._open.get(told.step)) is not None and rank in known.ranks:
                 continue
             if told.step >= self._floor and traffic.clock_error_ns < MAX_ERROR_NS:
@@ -180,12 +181,12 @@ class ArrivalBook:
             self._make_room()
 
     def take_back(self, rank: int, step: int) -> None:
-        """What this rank said of this step and later ones did not happen."""
+        """Discard what this rank reported of this step and later ones, because it has started again before them."""
         self._told.pop(rank, None)
         life = self._lives[rank] = self._lives.get(rank, 0) + 1
         if life <= self._newest_life:
             return
-        # The first of perhaps thousands that begin again: nothing of the former life is waited for any more.
+        # The first of perhaps thousands that start again: nothing of the former life is waited for any more.
         self._newest_life = life
         self._arrivals = None
         for old in [known for known in self._open if known >= step]:
@@ -194,9 +195,10 @@ class ArrivalBook:
         self._floor = min(self._floor, step)
 
     def arrivals(self) -> tuple[StepArrivals, ...]:
-        """Ascending; the same object as long as nothing changed."""
+        """Return the reduced steps, ascending; the same object as long as nothing changed."""
         if self._arrivals is None:
-            # Steps before this are complete: every rank that tells has told a newer one. One whose step was dropped to make room is not waited for.
+            # Steps before this are complete: every reporting rank has reported a newer one. A rank whose step was
+            # dropped to make room is not waited for.
             complete = min((step for step in self._told.values() if step >= self._floor), default=self._floor)
             waiting = (self._open[step].reduce(step) for step in sorted(self._open) if step < complete)
             found = self._kept | {reduced.step: reduced for reduced in waiting if reduced is not None}
@@ -227,7 +229,7 @@ class ArrivalBook:
                 self._open[call.step].reduced = None
 
     def _settle(self, key: Key, call: _Call) -> None:
-        """Ranks do not agree to which step a call belongs."""
+        """Move a call to the step that most ranks say it belongs to, if they disagree."""
         step = min(call.votes, key=lambda step: (-call.votes[step], step))
         if step != call.step and step >= self._floor:
             before = self._open[call.step]
@@ -243,7 +245,7 @@ class ArrivalBook:
         return opened
 
     def _make_room(self) -> None:
-        """Reduce the oldest steps for good, with the ranks that have told by now."""
+        """Reduce the oldest steps for good, with the ranks that have reported so far."""
         while len(self._open) > MAX_OPEN or (self._num_times > MAX_TIMES and len(self._open) > 1):
             oldest = min(self._open)
             reduced = self._open[oldest].reduce(oldest)
@@ -262,7 +264,7 @@ class ArrivalBook:
 
 
 def reduce_step(step: int, at_ns: int, meetings: Sequence[Meeting], told: StepReports) -> StepArrivals:
-    """One step in a few numbers; every meeting has at least two ranks."""
+    """Reduce one step; every meeting has at least two ranks."""
     ranks = sorted({rank for meeting in meetings for rank in meeting.entered})
     sampled = ranks[:: -(-len(ranks) // MAX_SAMPLED)]
     candidates = {rank for meeting in meetings for rank in meeting.latest()}
@@ -284,20 +286,20 @@ def reduce_step(step: int, at_ns: int, meetings: Sequence[Meeting], told: StepRe
 
 
 def median_of_sorted(ordered: Sequence[float]) -> float:
-    """Median of what is sorted already."""
+    """Return the median of sorted values."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def median_without(ordered: Sequence[float], place: int) -> float:
-    """Median of what is sorted already, one place left out."""
+    """Return the median of sorted values, leaving out the one at `place`."""
     half, is_odd = divmod(len(ordered) - 1, 2)
     upper = ordered[half + (half >= place)]
     return upper if is_odd else (ordered[half - 1 + (half - 1 >= place)] + upper) / 2
 
 
 def _lag(rank: int, meetings: Sequence[Meeting]) -> Lag:
-    """The largest lag that is the rank's own doing; if it brought all of them from elsewhere, the smallest."""
+    """Return the largest lag that is the rank's own doing; if it brought all of them from elsewhere, the smallest."""
     own = [meeting for meeting in meetings if rank in meeting.entered]
     found = sorted(((meeting.lag(rank), meeting) for meeting in own), key=lambda one: one[0], reverse=True)
     for lag, meeting in found:
@@ -308,7 +310,7 @@ def _lag(rank: int, meetings: Sequence[Meeting]) -> Lag:
 
 
 def _is_held_up(rank: int, lag: float, late: Meeting, own: Iterable[Meeting]) -> bool:
-    """Whether it waited for another rank in another group before the collective to which it came late."""
+    """Whether the rank waited for another one in another group before the collective to which it came late."""
     needed = HELD_SHARE * lag
     arrived = late.entered[rank]
     return any(

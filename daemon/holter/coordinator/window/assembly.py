@@ -1,12 +1,12 @@
-"""Observations of many ranks in, one window out: pure, incremental, bounded; the coordinator and `holter replay` use it alike.
+"""Turns observations of many ranks into one window; pure, incremental, bounded. The coordinator and `holter replay` use it.
 
     rank 0  step 40  41  42            step 42: reported by rank 0, missing rank 1 (named, never waited for)
     rank 1  step 40  41                step 41: complete, so its classes are compared
 
-Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is complete
-when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are;
-their numbers stay longer. Which ranks stand still, what examinations showed and which lines are open (`ProgressBook`) are the facts by which a
-hang is judged.
+Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is
+complete when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more
+ranks there are; their numbers stay longer. Stalled ranks, results of examinations and states of connections
+(`ProgressBook`) are the facts by which a hang is judged.
 """
 
 from collections.abc import Mapping
@@ -57,48 +57,49 @@ from holter.records import (
 from holter.records.joined import apart, full, root_name
 
 MAX_RECORDS = 200_000
-"""Step records remembered in all: steps x ranks."""
+"""Largest number of step records remembered in all: steps times ranks."""
 MIN_STEPS, MAX_STEPS = 8, 1024
 HISTORIES = ("parameters", "state")
-"""Kinds of tensors that are told as they were before a step and after it."""
+"""Kinds of tensors whose roots are reported both before a step and after it."""
 MAX_TABLES = 1024
-"""The most tables that are kept; any beyond count as not available."""
+"""Largest number of tables that are kept; further ones count as not available."""
 MAX_UNAVAILABLE = 65_536
 MAX_ORIGINS = 1024
 MAX_CENSUSES = 64
-"""Different ones that a status is made of."""
+"""Largest number of different censuses that a status is made of."""
 MAX_NONFINITE = 20_000
-"""Tensors kept of one step, shared among the ranks."""
+"""Largest number of tensors kept of one step, shared among the ranks."""
 
 _RARE = get_args(Rare)
 _Judged = tuple[tuple[StepView, ...], dict[str, ClassHistory], tuple[StepNumbers, ...]]
 
 
 MAX_ASKED, MAX_UNASKED = 3, 2
-"""Examinations kept of each rank: those that were asked for, and the last with native frames beside them; what it left when it died."""
+"""Number of examinations kept of each rank: requested ones, in addition to the last one with native frames; and those
+it left when it died."""
 SAME_S = 1.0
-"""Two messages about one standstill agree to within this on when it began."""
+"""Two messages concern the same standstill if they agree within so many seconds on when it began."""
 
 
 class Assembly:
-    """Feed it with `add`, look at it with `window`."""
+    """The state of all ranks: `add` observations, and look at it with `window`."""
 
     def __init__(self, world_size: int = 0) -> None:
         self._world_size = world_size
         self._attached: dict[int, tuple[int, int]] = {}
-        """Rank -> (pid, step at which it attached)"""
+        """For each rank, its pid and the step at which it attached."""
         self._last: dict[int, int] = {}
-        """Rank -> the last step it reported"""
+        """For each rank, the last step it reported."""
         self._left: dict[int, tuple[int, Mapping[str, int]]] = {}
-        """Rank -> (step, roots of its parameters after that step, by scope)"""
+        """For each rank, a step and the roots of its parameters after that step, by scope."""
         self._exits: dict[int, RankExit] = {}
         self._signalled: dict[int, int] = {}
-        """Rank -> when it first said that a signal asks it to end"""
+        """For each rank, when it first reported that a signal asks it to end."""
         self._failing: dict[int, int] = {}
-        """Rank -> when it said that an exception is about to end it"""
+        """For each rank, when it reported that an exception is about to end it."""
         self._ledgers: dict[int, StepLedger] = {}
         self._floor = 0
-        """Steps below this are forgotten for good."""
+        """Steps below this one are forgotten for good."""
         self._forgotten: dict[str, ClassHistory] = {}
         self._tables: dict[TableKey, Table] = {}
         self._unavailable: set[TableKey] = set()
@@ -108,7 +109,7 @@ class Assembly:
         self._notes = RareNotes()
         self._hosts: dict[int, str] = {}
         self._offsets: dict[int, int] = {}
-        """Rank -> what is to be added to its host's clock to have ours, nanoseconds."""
+        """For each rank, the nanoseconds to add to its host's clock to get the coordinator's."""
         self._progress = ProgressBook()
         self._arrivals = ArrivalBook()
         self._blocks = CallBlockBook()
@@ -116,7 +117,7 @@ class Assembly:
         self._judged: _Judged | None = None
 
     def add(self, observation: Observation, received_ns: int) -> None:
-        """Take one observation in, received at this moment of the coordinator's clock."""
+        """Take in an observation that was received at this moment of the coordinator's clock."""
         rank, body = observation.rank, observation.body
         match body:
             case StepDone():
@@ -140,7 +141,10 @@ class Assembly:
                 self._add_watched(observation, received_ns)
 
     def _happened_ns(self, observation: Observation, received_ns: int) -> int:
-        """When it happened by our clock: hosts' clocks differ, and nothing happens after it was heard of."""
+        """Return when it happened by the coordinator's clock.
+
+        Hosts' clocks differ, and nothing can happen after it was received.
+        """
         return min(observation.at_ns + self._offsets.get(observation.rank, 0), received_ns)
 
     def _add_watched(self, observation: Observation, received_ns: int) -> None:
@@ -163,13 +167,13 @@ class Assembly:
                 self._notes.add(Note(rank, observation.step, received_ns, body), observation.at_ns)
 
     def mark_unavailable(self, key: TableKey) -> None:
-        """This table was asked for and cannot be had."""
+        """Note that this table was asked for and cannot be had."""
         if len(self._unavailable) >= MAX_UNAVAILABLE:
             self._unavailable.discard(min(self._unavailable, key=lambda known: known[1]))
         self._unavailable.add(key)
 
     def window(self, now_ns: int) -> Window:
-        """Everything as of now, frozen; costs what changed since the last call."""
+        """Return everything as of now, frozen; the cost depends on what changed since the last call."""
         steps, classes, series = self._steps_judged()
         return Window(
             now_ns=now_ns,
@@ -194,28 +198,28 @@ class Assembly:
         )
 
     def arrivals(self) -> tuple[StepArrivals, ...]:
-        """How ranks came to the collectives of each step; the same object as long as nothing changed."""
+        """Return how ranks came to the collectives of each step; the same object as long as nothing changed."""
         return self._arrivals.arrivals()
 
     def series(self) -> tuple[StepNumbers, ...]:
-        """The numbers of each complete step; the same object as long as nothing changed."""
+        """Return the numbers of each complete step; the same object as long as nothing changed."""
         return self._steps_judged()[2]
 
     def classes(self) -> Mapping[str, ClassHistory]:
-        """When ranks agreed on each class of tensors, and when not."""
+        """Return when ranks agreed on each class of tensors, and when not."""
         return self._steps_judged()[1]
 
     def censuses(self) -> list[Census]:
-        """What the ranks' models are made of, equal ones once; of a job with many, the first few."""
+        """Return the censuses of the ranks' models, equal ones once; only the first few if there are many."""
         return list({id(census): census for census in self._census.joined.values()}.values())[:MAX_CENSUSES]
 
     def newest_vitals(self) -> list[Vitals]:
-        """The vitals of the last step at which any rank sent some."""
+        """Return the vitals of the last step at which any rank sent some."""
         return self._notes.newest_vitals()
 
     @property
     def num_steps_kept(self) -> int:
-        """How many steps are remembered at most, at this number of ranks."""
+        """Largest number of steps that are remembered at this number of ranks."""
         num_ranks = max(1, self._world_size, len(self._attached), len(self._last))
         return max(MIN_STEPS, min(MAX_STEPS, MAX_RECORDS // num_ranks))
 
@@ -231,7 +235,7 @@ class Assembly:
         self._judged = None
 
     def _begin_again(self, rank: int, step: int) -> None:
-        """A rank attached from a new process: what its former process did from this step on did not happen."""
+        """Start a rank anew, because it attached from a new process: the former one's work from this step on is void."""
         self._exits.pop(rank, None)
         self._signalled.pop(rank, None)
         self._failing.pop(rank, None)
@@ -255,7 +259,7 @@ class Assembly:
         if step < self._floor:
             return
         ledger = self._ledger(step, received_ns)
-        # A second record of a rank takes the place of the first; its numbers are the same or not to be believed.
+        # A second record of a rank replaces the first; its numbers are the same or cannot be trusted.
         if rank not in ledger.reported:
             self._numbers.add(step, rank, done)
         num_ranks = max(1, self._world_size, len(self._attached))
@@ -265,7 +269,7 @@ class Assembly:
         self._forget_oldest()
 
     def _add_joined(self, step: int, joined: StepsDone, received_ns: int) -> None:
-        """One step of several ranks, column by column; one by one where any of them has reported it before."""
+        """Take in one step of several ranks column by column; one by one if any of them has reported it before."""
         ledger = self._ledger(step, received_ns) if step >= self._floor else None
         if ledger is None or not ledger.reported.isdisjoint(joined.ranks):
             for rank, _, done in apart(joined):
@@ -292,7 +296,7 @@ class Assembly:
     def _note_history(self, rank: int, ledger: StepLedger, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         left = self._left.get(rank)
         if before and left is not None and left[0] == ledger.step - 1 and (common := before.keys() & left[1].keys()):
-            # What its parameters and its optimizer's state were before this step, and what the step before had left.
+            # Compare its parameters and optimizer state before this step with what the previous step had left.
             is_kept = before == left[1] or all(before[scope] == left[1][scope] for scope in common)
             (ledger.kept if is_kept else ledger.broke).add(rank)
         if after:
@@ -310,7 +314,7 @@ class Assembly:
             self._floor = oldest + 1
 
     def _log(self, rank: int, step: int, body: Logged) -> None:
-        """Take in what a script logged; values of a step that is not complete yet wait for it."""
+        """Take in what a script logged; values of an incomplete step wait for it."""
         self._judged = None
         if step >= self._floor or self._numbers.has(step):
             self._numbers.log(step, rank, body.values)
@@ -339,7 +343,7 @@ class Assembly:
         return tuple(views), classes, tuple(series[-MAX_NUMBERED:])
 
     def _lagging(self) -> list[tuple[int, int, int]]:
-        """(last reported step, step of attaching, rank) of the living ranks that are behind, the last one first."""
+        """Return (last reported step, step of attaching, rank) of the living ranks that are behind, furthest behind first."""
         newest = max(self._ledgers, default=0)
         return sorted(
             (self._last.get(rank, attached_at - 1), attached_at, rank)
@@ -349,12 +353,12 @@ class Assembly:
 
     @staticmethod
     def _missing(step: int, lagging: list[tuple[int, int, int]]) -> tuple[int, ...]:
-        """Ranks that have not reported this step; of a rank that joined late only later steps are expected."""
+        """Return the ranks that have not reported this step; a rank that joined late is expected from its first step on."""
         return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))
 
 
 def _by_scope(done: StepDone, moment: str) -> dict[str, int]:
-    """Roots of what no step may change meanwhile, by kind and by what they are compared over."""
+    """Return the roots of what no step may change between two steps, by kind and by what they are compared over."""
     return {
         kind + told[len(name) :]: root
         for told, root in done.roots.items()
@@ -364,7 +368,7 @@ def _by_scope(done: StepDone, moment: str) -> dict[str, int]:
 
 
 def _scopes(joined: StepsDone, moment: str) -> list[dict[str, int]]:
-    """The same of several ranks: one for all where they are equal."""
+    """Return such roots for several ranks; a single entry if all are equal."""
     columns = [
         (kind + root.name[len(name) :], root)
         for root in joined.roots
@@ -379,7 +383,7 @@ def _scopes(joined: StepsDone, moment: str) -> list[dict[str, int]]:
 
 
 class ProgressBook:
-    """The newest word on every rank."""
+    """The newest report on every rank's progress."""
 
     def __init__(self) -> None:
         self.delays: dict[int, Delay] = {}
@@ -388,7 +392,7 @@ class ProgressBook:
         self.links: dict[int, LinkView] = {}
 
     def add(self, observation: Observation, received_ns: int) -> None:
-        """Take one observation in."""
+        """Take in an observation."""
         rank, step = observation.rank, observation.step
         match observation.body:
             case Overdue(tier="moved"):
@@ -406,11 +410,11 @@ class ProgressBook:
             case Link() as link:
                 self.links[rank] = LinkView(link.state, received_ns)
                 if link.state == "closed":
-                    # Nobody would say that it moves on; a sidecar that comes back says again how it stands.
+                    # Nobody would report that it moves on; a sidecar that comes back reports again whether it stalls.
                     self.delays.pop(rank, None)
 
     def forget(self, rank: int) -> None:
-        """The rank runs in a new process."""
+        """Forget a rank that runs in a new process."""
         for known in (self.delays, self.exams, self.unexamined):
             known.pop(rank, None)
 
@@ -424,7 +428,7 @@ def _is_repeated(known: Delay | None, told: Delay) -> bool:
 
 
 def _bounded(seen: tuple[Examined, ...]) -> tuple[Examined, ...]:
-    """The newest of each kind, in the order of their coming."""
+    """Return the newest examinations of each kind, in the order in which they came."""
     kept: list[Examined] = []
     room = {True: MAX_ASKED, False: MAX_UNASKED}
     is_native_kept = False

@@ -3,15 +3,15 @@
 By the digests of runs of calls:
 
     group "0", block 7 (calls 448 to 511)     digest 0x51..  ranks 0, 2, 3
-                                              digest 0xe0..  rank 1            two digests: they parted
+                                              digest 0xe0..  rank 1            two digests: they differ
 
-By how many each rank had called at the end of each step:
+By the number of calls of each rank at the end of each step:
 
     step 24   rank 0: 25   rank 1: 25
     step 25   rank 0: 26   rank 1: 25                                          rank 1 left one out, and stays one behind
 
-Which ranks belong to a group is not known here: those that told a block are compared, whoever tells first. A rank that tells a block
-again with another digest has started the group anew: the newest digest counts.
+The members of a group are not known here: the ranks that report a block are compared, whoever reports first. If a rank
+reports a block again with another digest, it has started the group anew: the newest digest counts.
 """
 
 from dataclasses import dataclass, field
@@ -21,30 +21,31 @@ from holter.records import CallBlock, StepCalls
 
 MAX_GROUPS = 2048
 MAX_BLOCKS = 48
-"""Of one group, the newest told: a recorder holds two thousand calls, and ranks tell of it at different times."""
+"""Largest number of blocks kept of one group, the newest: a recorder holds two thousand calls, and ranks report them at
+different times."""
 MAX_RANKS = 64
-"""Of one digest, the lowest: more are not needed to look at what they called."""
+"""Largest number of ranks kept of one digest, the lowest; more are not needed to look at what they called."""
 MAX_DIGESTS = 16
-"""The most digests kept of one block."""
+"""Largest number of digests kept of one block."""
 MAX_PARTED = 32
-"""Blocks shown."""
+"""Largest number of differing blocks that are shown."""
 QUIET_NS = 120 * 10**9
-"""A group that nobody spoke of for so long may be forgotten in favour of a new one."""
+"""Nanoseconds without a report after which a group may be forgotten in favour of a new one."""
 MAX_COUNTED_GROUPS = 64
 MAX_COUNTED_STEPS = 512
-"""How many of the newest steps are kept of one group."""
+"""Largest number of newest steps kept of one group."""
 MAX_COUNTED_RANKS = 64
-"""How many of the ranks that agree are kept."""
+"""Largest number of agreeing ranks that are kept."""
 
 
 @dataclass
 class _Block:
     digests: dict[int, set[int]] = field(default_factory=dict)
     parted_ns: int | None = None
-    """Since when more than one digest is known."""
+    """Since when more than one digest is known; None if there is only one."""
 
     def add(self, rank: int, digest: int, received_ns: int) -> bool:
-        """Take one rank's digest in; True if the rank had told another one before."""
+        """Take in one rank's digest; return whether the rank had reported another one before."""
         is_anew = self.remove(rank, but=digest)
         ranks = self.digests.setdefault(digest, set())
         ranks.add(rank)
@@ -57,7 +58,7 @@ class _Block:
         return is_anew
 
     def remove(self, rank: int, but: int | None = None) -> bool:
-        """Forget the digests that this rank told, but for one; True if there were any."""
+        """Forget the digests that this rank reported, except one; return whether there were any."""
         told = [digest for digest, ranks in self.digests.items() if digest != but and rank in ranks]
         for digest in told:
             self.digests[digest].discard(rank)
@@ -72,7 +73,7 @@ class _Block:
 class _Group:
     told_ns: int
     blocks: dict[int, _Block] = field(default_factory=dict)
-    """In the order in which they were first told."""
+    """Blocks in the order in which they were first reported."""
 
     def add(self, rank: int, told: CallBlock, received_ns: int) -> None:
         self.told_ns = received_ns
@@ -80,26 +81,26 @@ class _Group:
         if entry.add(rank, told.digest, received_ns):
             self.blocks[told.block] = self.blocks.pop(told.block)
         if len(self.blocks) > MAX_BLOCKS:
-            # The ranks first parted there: it is never dropped.
+            # The block in which the ranks first differed is never dropped.
             first = min(self.parted(), default=(0, None))[1]
             del self.blocks[next(block for block in self.blocks if block != first)]
 
     def parted(self) -> list[tuple[int, int]]:
-        """(since when, block), oldest first."""
+        """Return (since when, block) of the differing blocks, oldest first."""
         return sorted((entry.parted_ns, block) for block, entry in self.blocks.items() if entry.parted_ns is not None)
 
 
 class CallBlockBook:
-    """The newest runs of calls of each group, as each rank told them."""
+    """The newest runs of calls of each group, as each rank reported them."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
         self._groups_of: dict[int, set[str]] = {}
-        """Rank -> groups of which it told."""
+        """For each rank, the groups that it reported on."""
         self._parted: tuple[PartedBlock, ...] | None = ()
 
     def add(self, rank: int, blocks: list[CallBlock], received_ns: int) -> None:
-        """Take one rank's digests in."""
+        """Take in one rank's digests."""
         for told in blocks:
             group = self._groups.get(told.group) or self._new(told.group, received_ns)
             if group is not None:
@@ -108,7 +109,7 @@ class CallBlockBook:
                 self._parted = None
 
     def forget(self, rank: int) -> None:
-        """The rank runs in a new process and counts from the beginning."""
+        """Forget a rank that runs in a new process and counts from the beginning."""
         for name in self._groups_of.pop(rank, ()):
             group = self._groups.get(name)
             if group is None:
@@ -121,7 +122,7 @@ class CallBlockBook:
         self._parted = None
 
     def parted(self) -> tuple[PartedBlock, ...]:
-        """Oldest first, of each group the first and the newest; the same object as long as nothing changed."""
+        """Return the first and the newest differing block of each group, oldest first; the same object as long as nothing changed."""
         if self._parted is None:
             found = sorted(
                 (since_ns, name, block)
@@ -132,7 +133,7 @@ class CallBlockBook:
         return self._parted
 
     def _new(self, name: str, received_ns: int) -> _Group | None:
-        """None when there are too many already, all of them in use."""
+        """Make a group; None if there are too many already, all of them in use."""
         if len(self._groups) >= MAX_GROUPS:
             oldest = min(self._groups, key=lambda known: self._groups[known].told_ns)
             if received_ns - self._groups[oldest].told_ns < QUIET_NS:
@@ -163,7 +164,7 @@ class CallCountBook:
         self._counts: dict[str, tuple[CallCounts, ...]] = {}
 
     def add(self, rank: int, steps: list[StepCalls]) -> None:
-        """Take one rank's report in."""
+        """Take in one rank's report."""
         for told in steps:
             for group, last in told.lasts.items():
                 known = self._groups.get(group)
@@ -179,12 +180,12 @@ class CallCountBook:
                 self._counts.pop(group, None)
 
     def clear(self) -> None:
-        """A rank runs in a new process: it counts from the beginning, and so will the others."""
+        """Forget everything, because a rank runs in a new process: it counts from the beginning, and so will the others."""
         self._groups.clear()
         self._counts.clear()
 
     def counts(self) -> dict[str, tuple[CallCounts, ...]]:
-        """Group -> its steps, ascending; the same objects as long as nothing changed."""
+        """Return the steps of each group, ascending; the same objects as long as nothing changed."""
         for group in self._groups.keys() - self._counts.keys():
             steps = self._groups[group]
             self._counts[group] = tuple(

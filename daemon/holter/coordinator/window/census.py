@@ -1,6 +1,7 @@
-"""Census parts of many ranks, joined, and what changed from one census to the next. Pure.
+"""Joins the parts of many ranks' censuses, and finds what changed from one census to the next. Pure.
 
-Equal ones share one object: 16,000 replicas of a model cost one, and a change that all of them make is worked out once.
+Equal ones share one object: 16,000 replicas of a model cost as much as one, and a change that all of them make is
+computed once.
 """
 
 import bisect
@@ -13,15 +14,15 @@ from holter.faults.window import CensusChange
 from holter.records import Census, TensorEntry
 
 MAX_PARTS = 4096
-"""A census in more parts than this is not believed."""
+"""Largest number of parts of a census that is believed."""
 MAX_CHANGES = 4096
-"""Changes that are remembered: the first, by step and rank."""
+"""Largest number of changes that are remembered: the first ones, by step and rank."""
 
 MAX_LEFT = 8
-"""Censuses of nobody that may stay: a model that changes back is the same again."""
+"""Number of unused censuses that may be kept, because a model that changes back is the same again."""
 
 CensusDifference = tuple[str, str, str, str]
-"""(name, what, before, after)"""
+"""(name, what, before, after)."""
 
 
 class CensusBook:
@@ -29,23 +30,23 @@ class CensusBook:
 
     def __init__(self) -> None:
         self.joined: dict[int, Census] = {}
-        """Rank -> its first model, parts joined."""
+        """For each rank, its first model with all parts joined."""
         self.steps: dict[int, int] = {}
-        """Rank -> the step at which it told that."""
+        """For each rank, the step at which it reported that census."""
         self._changes: list[tuple[tuple[int, int, int], CensusChange]] = []
-        """Sorted by (step, rank, place among the rank's own)"""
+        """Changes with (step, rank, number among the rank's own), sorted by these."""
         self._num_changes: dict[int, int] = {}
         self._differences: tuple[Census, Census, tuple[CensusDifference, ...]] | None = None
-        """The pair that was compared last."""
+        """The pair of censuses that was compared last, with the result."""
         self._parts: dict[int, dict[int, Census]] = {}
         self._distinct: dict[bytes, Census] = {}
         self._encoder = msgspec.msgpack.Encoder()
 
     def add(self, rank: int, step: int, part: Census) -> None:
-        """Take one part, said at this step."""
+        """Take in one part, reported at this step."""
         known = self.joined.get(rank)
         if step < self.steps.get(rank, step):
-            return  # A sidecar that connects anew tells what was before as well.
+            return  # A sidecar that connects anew sends earlier censuses, too.
         if not 0 <= part.part < part.parts <= MAX_PARTS or (known is not None and known.model < part.model):
             return
         parts = self._parts.setdefault(rank, {})
@@ -66,11 +67,11 @@ class CensusBook:
             self._compare(rank, step, known, joined)
 
     def changes(self) -> tuple[CensusChange, ...]:
-        """Tensors that are not what they were, by step and rank."""
+        """Return the changes of tensors, by step and rank."""
         return tuple(change for _, change in self._changes)
 
     def take_back(self, rank: int, step: int) -> None:
-        """A rank began again: its new census is no change of the former one."""
+        """Forget a rank that started again: its new census is no change of the former one."""
         self.joined.pop(rank, None)
         self.steps.pop(rank, None)
         self._parts.pop(rank, None)
@@ -89,14 +90,14 @@ class CensusBook:
 
     def _shared(self, parts: list[Census]) -> Census:
         entries: list[TensorEntry] = [entry for part in parts for entry in part.entries]
-        # The backward order speaks of the whole model and travels with part 0.
+        # The backward order is that of the whole model and travels with part 0.
         whole = msgspec.structs.replace(parts[0], part=0, parts=1, entries=entries)
         digest = hashlib.blake2b(self._encoder.encode(whole), digest_size=16).digest()
         return self._distinct.setdefault(digest, whole)
 
 
 def _differences(before: Census, after: Census) -> Iterator[CensusDifference]:
-    """What a tensor was and is, in the order of the new census; what is gone comes last."""
+    """Yield the changes of tensors in the order of the new census; removed tensors come last."""
     former = {entry.name: entry for entry in before.entries}
     for entry in after.entries:
         known = former.pop(entry.name, None)

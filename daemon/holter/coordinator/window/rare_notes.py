@@ -1,12 +1,13 @@
-"""What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
+"""Keeps what ranks report rarely (`Rare`) as it was reported, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Modes, Hoard,
     Overlap, Labels, Routing, GradientScales, Loaded, StageTimes,
     Device, DeviceEvent, Rollout                          the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
-    Feed                                                  of each rank and loader: the first beginning and end, the latest beginning, the latest two ends
+    Feed                                                  of each rank and loader: the first beginning and end,
+                                                          the latest beginning, the latest two ends
 
-Notes are in order of step, rank and the rank's own telling, which no interleaving changes.
+Notes are ordered by step, rank and the rank's own order, which no interleaving changes.
 """
 
 import heapq
@@ -54,19 +55,20 @@ NEWEST: dict[type[Rare], int] = {
     Device: 4096,
     DeviceEvent: 4096,
 }
-"""How many of a kind are kept."""
+"""Largest number of notes kept of each kind."""
 MAX_TEXTS, MAX_TELLERS = 256, 8
-"""Different warnings, and ranks kept of each."""
+"""Largest number of different warnings, and of ranks kept of each."""
 MAX_FEEDS = 65_536
-"""Loaders kept of all ranks together."""
+"""Largest number of loaders kept of all ranks together."""
 MIN_LOADERS, MAX_LOADERS = 2, 16
-"""Loaders kept of one rank. One that trained goes last."""
+"""Number of loaders kept of one rank, depending on the number of ranks. One that trained is dropped last."""
 
 MAX_RECENT = 64
-"""Notes of one rank that are known again: a connection that broke is followed by one on which the last seconds are said again."""
+"""Number of a rank's notes by which repetitions are recognised: after a broken connection, the last seconds are sent
+again."""
 
 NotePlace = tuple[int, int, int]
-"""(step, rank, number of the note among those of the rank)"""
+"""(step, rank, number of the note among those of the rank)."""
 PlacedNote = tuple[NotePlace, Note]
 
 
@@ -76,18 +78,18 @@ class RareNotes:
     def __init__(self) -> None:
         self._num_said: dict[int, int] = {}
         self._recent: dict[int, deque[int]] = {}
-        """Rank -> marks of its newest notes."""
+        """For each rank, hashes of its newest notes."""
         self._tellers: set[int] = set()
-        """Ranks that said something else than Feed."""
+        """Ranks that reported something other than Feed."""
         self._newest: dict[type[Rare], list[PlacedNote]] = {kind: [] for kind in NEWEST}
-        """Heaps, the oldest first."""
+        """Notes of each kind as heaps, the oldest first."""
         self._warnings: dict[tuple[str, str, str], list[PlacedNote]] = {}
         self._feeds: dict[int, dict[int, _Loader]] = {}
-        """Rank -> loader -> what is kept of it, the one heard of last at the end."""
+        """Rank -> loader -> its notes; the loader heard of last comes last."""
         self._notes: tuple[Note, ...] | None = ()
 
     def add(self, note: Note, said_ns: int) -> None:
-        """Take one note in, said at this moment of the rank's clock; one that is said again is no second one."""
+        """Take in a note that was reported at this moment of the rank's clock; repetitions are ignored."""
         recent = self._recent.setdefault(note.rank, deque(maxlen=MAX_RECENT))
         mark = hash((note.step, said_ns, msgspec.msgpack.encode(note.body)))
         if mark in recent:
@@ -108,7 +110,7 @@ class RareNotes:
                 (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, placed)
 
     def take_back(self, rank: int, step: int) -> None:
-        """What this rank said of this step and later ones did not happen, and its loaders are new ones."""
+        """Discard a rank's notes of this step and later ones and its loaders, because it has started again."""
         self._notes = None
         self._feeds.pop(rank, None)
         self._recent.pop(rank, None)
@@ -120,13 +122,13 @@ class RareNotes:
             heapq.heapify(heap)
 
     def notes(self) -> tuple[Note, ...]:
-        """All that is kept; the same object as long as nothing changed."""
+        """Return all notes that are kept; the same object as long as nothing changed."""
         if self._notes is None:
             self._notes = tuple(note for _, note in sorted(self._all(), key=lambda placed: placed[0]))
         return self._notes
 
     def newest_vitals(self) -> list[Vitals]:
-        """The vitals of the last step at which any rank sent some."""
+        """Return the vitals of the last step at which any rank sent some."""
         told = [note for _, note in self._newest[Vitals]]
         newest = max((note.step for note in told), default=0)
         return [note.body for note in told if note.step == newest and isinstance(note.body, Vitals)]
@@ -159,7 +161,7 @@ class RareNotes:
 
 
 class _Loader:
-    """One loader of one rank."""
+    """The kept notes on one loader of one rank."""
 
     __slots__ = ("ends", "first", "first_end", "is_training", "latest")
 

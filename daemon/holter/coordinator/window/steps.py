@@ -1,13 +1,14 @@
-"""The steps that are still remembered, each across all ranks, whether the ranks agreed since the start of the run, and the numbers of each step. Pure.
+"""The remembered steps across all ranks, whether the ranks agreed since the start, and the numbers of each step. Pure.
 
-A healthy record costs a few dictionary operations, whatever the number of tensors; a view is made when somebody looks, and kept
-until its step changes. Numbers are kept as their spread over the ranks, far longer than the steps themselves:
+A healthy record costs a few dictionary operations, whatever the number of tensors; a view is made when somebody looks,
+and kept until its step changes. Numbers are kept as their spread over the ranks, far longer than the steps themselves:
 
     rank 0 step 40  loss 1.5      step 40  loss  mean 1.6, low 1.5 on rank 0, high 1.7 on rank 1
     rank 1 step 40  loss 1.7
 
-The ranks' own numbers are kept while the step may still change, twelve bytes each, and their spread is taken when somebody looks. Sums are rounded
-once, so that the order of arrival cannot be seen. Steps of a host's ranks that come in one record are taken in column by column.
+The ranks' own numbers are kept while the step may still change, twelve bytes each, and their spread is computed when
+somebody looks. Sums are rounded once, so that the result does not depend on the order of arrival. Steps of a host's
+ranks that come in one record are taken in column by column.
 """
 
 import math
@@ -22,27 +23,29 @@ from holter.records import Nonfinite, StepDone, StepsDone
 from holter.records.joined import RootColumn, full, root_name
 
 MAX_CLASSES = 32
-"""Tensor classes believed of one record, those of a rank's own left out: eight, along each of four axes."""
+"""Largest number of tensor classes accepted of one record, not counting a rank's own: eight, along each of four
+axes."""
 _PLACES = {"input": 0, "loss": 1, "gradient": 2, "reduced_gradient": 3}
 Agreement = tuple[str, bool]
-"""(tensor class, are all ranks equal)"""
+"""(tensor class, whether all ranks are equal)."""
 
 
 MAX_NUMBERED = 4096
-"""Steps whose numbers are remembered."""
+"""Largest number of steps whose numbers are remembered."""
 MAX_NAMES = 64
-"""Numbers believed of one record."""
+"""Largest number of numbers accepted of one record."""
 MAX_NAMES_OF_STEP = 512
-"""Different names kept of one step."""
+"""Largest number of different names kept of one step."""
 MAX_OPEN = 2048
-"""Steps that may still change; more than the assembly holds at once, so that only logs of steps that never come are dropped."""
+"""Largest number of steps that may still change; more than the assembly holds, so only logs of steps that never come
+are dropped."""
 OWN = ("loss", "gradient_norm", "learning_rate", "micro_steps", "seconds")
 """Fields of StepDone. What a script logs under such a name is found under `log.<name>`."""
 
 
 @dataclass
 class StepLedger:
-    """One step: what the ranks reported of it."""
+    """What the ranks reported of one step."""
 
     step: int
     first_seen_ns: int
@@ -52,13 +55,13 @@ class StepLedger:
     broke: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     batches: dict[int, int | set[int]] = field(default_factory=dict)
-    """Signature -> the one rank that was fed it, or all of them: healthy ranks have one each."""
+    """For each signature of a batch, the one rank that was fed it, or all of them; healthy ranks have one each."""
     _view: StepView | None = None
     _verdicts: dict[bool, list[Agreement]] = field(default_factory=dict)
-    """By whether the step was complete: on a mesh there are as many roots as subgroups."""
+    """Verdicts for a complete and for an incomplete step; kept because a mesh has as many roots as subgroups."""
 
     def add(self, rank: int, done: StepDone, received_ns: int, *, tensor_limit: int) -> None:
-        """One rank's record; a second one of the same rank takes the place of the first."""
+        """Take in one rank's record; a second one of the same rank replaces the first."""
         self._view = None
         self.first_seen_ns = min(self.first_seen_ns, received_ns)
         if rank in self.reported:
@@ -75,7 +78,7 @@ class StepLedger:
             self._add_batch(done.batch, rank)
 
     def add_joined(self, joined: StepsDone, received_ns: int) -> None:
-        """The records of ranks that have not reported."""
+        """Take in the joined records of ranks that have not reported yet."""
         self._view = None
         self.first_seen_ns = min(self.first_seen_ns, received_ns)
         ranks = joined.ranks
@@ -90,11 +93,14 @@ class StepLedger:
                 self._add_batch(signature, rank)
 
     def _is_kept(self, name: str) -> bool:
-        """What is compared; and what each rank's own part began with, for nobody else should have the same."""
+        """Whether a class is kept: compared ones are, and the start of a rank's own part, which no other rank should share."""
         return not is_own(name) or (self.step == 0 and name == OWN_START)
 
     def _add_roots(self, root: RootColumn, ranks: Sequence[int]) -> None:
-        """One class; most often all ranks of a host are of one subgroup and equal, or each of another."""
+        """Take in one class.
+
+        Usually all ranks of a host are in one subgroup and equal, or each is in another one.
+        """
         if len(root.subgroups) == 1:
             groups = self.roots.setdefault(root_name(root.name, root.subgroups[0]), {})
             if len(root.values) == 1:
@@ -111,9 +117,9 @@ class StepLedger:
                 known.add(rank)
 
     def verdicts(self, *, is_complete: bool) -> list[Agreement]:
-        """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report.
+        """Return the verdict on each class: a difference is certain at once, agreement only when no more ranks will report.
 
-        Along an axis a class is equal if it is in every subgroup.
+        Along an axis a class is equal if it is equal in every subgroup.
         """
         if is_complete not in self._verdicts:
             found: dict[str, bool] = {}
@@ -129,7 +135,7 @@ class StepLedger:
         return self._verdicts[is_complete]
 
     def view(self, missing: tuple[int, ...]) -> StepView:
-        """Frozen; the same object as long as nothing changed."""
+        """Return a frozen view; the same object as long as nothing changed."""
         if self._view is None or self._view.missing != missing:
             self._view = StepView(
                 step=self.step,
@@ -201,7 +207,7 @@ def _history_after(known: ClassHistory, step: int, *, is_equal: bool) -> ClassHi
 
 
 class NumberTally:
-    """One number over the ranks."""
+    """One number from all ranks."""
 
     __slots__ = ("_ranks", "_values")
 
@@ -210,17 +216,17 @@ class NumberTally:
         self._values = array("d")
 
     def add(self, rank: int, value: float) -> None:
-        """One rank's value."""
+        """Add one rank's value."""
         self._ranks.append(rank)
         self._values.append(value)
 
     def add_column(self, ranks: Sequence[int], values: Sequence[float]) -> None:
-        """A value for each of these ranks, or one for all."""
+        """Add a value for each of these ranks, or one for all."""
         self._ranks.extend(ranks)
         self._values.extend(values if len(values) == len(ranks) else [values[0]] * len(ranks))
 
     def spread(self) -> Spread:
-        """As of now; NaN and rank -1 where no value was finite. Of equal extremes the lowest rank is named."""
+        """Return the spread as of now; NaN and rank -1 if no value was finite. Of equal extremes the lowest rank is named."""
         ranks, values, num = self._ranks, self._values, len(self._values)
         total = _total(values)
         if not math.isfinite(total):
@@ -232,12 +238,12 @@ class NumberTally:
         mean = total / len(values) if math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
         low, high = min(values), max(values)
         low_rank, high_rank = _first_rank(ranks, values, low), _first_rank(ranks, values, high)
-        # Zeros have signs, and which of them comes first is chance.
+        # Zeros have signs, and which of them comes first is random.
         return Spread(mean, low + 0.0, high + 0.0, low_rank, high_rank, num, num - len(values))
 
 
 def _total(values: Iterable[float]) -> float:
-    """Rounded once; NaN where it cannot be said."""
+    """Return the sum, rounded once; NaN if it cannot be computed."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):
@@ -251,7 +257,7 @@ def _first_rank(ranks: "array[int]", values: "array[float]", value: float) -> in
 
 
 class _OpenNumbers:
-    """A step that may still change."""
+    """The numbers of a step that may still change."""
 
     def __init__(self) -> None:
         self.tallies: dict[str, NumberTally] = {}
@@ -259,7 +265,7 @@ class _OpenNumbers:
         self.entry: StepNumbers | None = None
 
     def tally(self, name: str) -> NumberTally | None:
-        """None: there are too many names."""
+        """Return the tally of a name; None if there are too many names."""
         found = self.tallies.get(name)
         if found is None and len(self.tallies) < MAX_NAMES_OF_STEP:
             found = self.tallies[name] = NumberTally()
@@ -279,7 +285,7 @@ class NumberBook:
         self._kept: dict[int, StepNumbers] = {}
 
     def add(self, step: int, rank: int, done: StepDone) -> None:
-        """A rank's first record of a step; the caller gives no second one."""
+        """Add a rank's first record of a step; the caller passes no second one."""
         known = self._at(step)
         known.entry = None
         for name, value in _numbers(done):
@@ -288,7 +294,7 @@ class NumberBook:
                 tally.add(rank, value)
 
     def add_joined(self, step: int, joined: StepsDone) -> None:
-        """The first records of several ranks."""
+        """Add the first records of several ranks."""
         known = self._at(step)
         known.entry = None
         for name, values in _columns(joined):
@@ -297,7 +303,7 @@ class NumberBook:
                 tally.add_column(joined.ranks, values)
 
     def log(self, step: int, rank: int, values: Mapping[str, float]) -> None:
-        """What the script of one rank logged: the last value of a name counts."""
+        """Add what the script of one rank logged; the last value of a name counts."""
         said = {f"log.{name}" if name in OWN else name: value for name, value in islice(values.items(), MAX_NAMES)}
         if step in self._kept:
             self._kept[step] = _joined(self._kept[step], rank, said)
@@ -313,34 +319,34 @@ class NumberBook:
         return step in self._kept
 
     def entry(self, step: int, at_ns: int) -> StepNumbers:
-        """One step; the same object as long as nothing changed."""
+        """Return the numbers of one step; the same object as long as nothing changed."""
         known = self._at(step)
         if known.entry is None or known.entry.at_ns != at_ns:
             known.entry = StepNumbers(step, at_ns, known.spreads())
         return known.entry
 
     def keep(self, step: int, at_ns: int) -> None:
-        """This step is complete and leaves the assembly, and so does everything before it."""
+        """Keep this step, which is complete and leaves the assembly together with everything before it."""
         self._kept[step] = self.entry(step, at_ns)
         self.forget_until(step)
         while len(self._kept) > MAX_NUMBERED:
             del self._kept[next(iter(self._kept))]
 
     def forget_until(self, step: int) -> None:
-        """This step and those before it change no more."""
+        """Drop what is open of this step and those before it, because they no longer change."""
         for old in [known for known in self._open if known <= step]:
             del self._open[old]
 
     def take_back(self, step: int) -> None:
-        """What was said of this step and later ones did not happen."""
-        # Thousands of ranks begin again together: only the first of them finds anything.
+        """Discard what was reported of this step and later ones, because ranks have started again."""
+        # Thousands of ranks start again together: only the first of them finds anything.
         if max(self._open, default=-1) < step and next(reversed(self._kept), -1) < step:
             return
         self._open = {known: value for known, value in self._open.items() if known < step}
         self._kept = {known: value for known, value in self._kept.items() if known < step}
 
     def remembered(self) -> tuple[StepNumbers, ...]:
-        """The steps that have left the assembly, ascending."""
+        """Return the steps that have left the assembly, ascending."""
         return tuple(self._kept.values())
 
     def _at(self, step: int) -> _OpenNumbers:
@@ -363,7 +369,7 @@ def _numbers(done: StepDone) -> Iterator[tuple[str, float]]:
 
 
 def _columns(joined: StepsDone) -> Iterator[tuple[str, Sequence[float]]]:
-    """The same of several ranks."""
+    """Yield the numbers of several ranks, column by column."""
     for name in OWN:
         values = getattr(joined, name)
         if values is not None:
@@ -374,7 +380,7 @@ def _columns(joined: StepsDone) -> Iterator[tuple[str, Sequence[float]]]:
 
 
 def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNumbers:
-    """Late values for a step that has left the assembly: a name that nobody logged is added, the rest comes too late."""
+    """Add late values to a step that has left the assembly: a new name is added, further values of a known one come too late."""
     late = {name: _spread({rank: value}) for name, value in said.items() if name not in entry.numbers}
     return StepNumbers(entry.step, entry.at_ns, {**entry.numbers, **late}) if late else entry
 

@@ -1,12 +1,13 @@
-"""Where the wall time goes, part by part (`records.goodput`), as steps, stalls, halts and phases are told. Pure, incremental, bounded.
+"""Divides the wall time into parts (`records.goodput`) as steps, stalls, halts and phases are reported. Pure, bounded.
 
     T0 ───────────── T1 ──────── T2 ───────── T3 ··········· now       T: when a step was completed, by the clock of one rank
-       start, step 0    step 1      step 2       not told yet
+       start, step 0    step 1      step 2       not reported yet
 
-A stretch between two completed steps is divided (`divide`): what ranks held or hung in it, then what the slowest rank spent saving, evaluating and
-waiting for data, then how long the others waited for the latest one; what is left is progress. Its parts are the stretch, whatever was told. Since the
-last step the phases in which ranks are seen, once a second, stand for what is not told yet. So what a part has may shrink again: a stall is told when it
-has lasted for a while, and how late ranks came some steps later.
+The stretch between two completed steps is divided (`divide`): first what ranks held or hung in it, then what the
+slowest rank spent saving, evaluating and waiting for data, then how long the others waited for the latest one; what is
+left is progress. The parts always add up to the stretch. Since the last step, the phases in which ranks are seen, once
+a second, stand for what is not reported yet. So a part may shrink again: a stall is reported when it has lasted for a
+while, and how late ranks came some steps later.
 """
 
 from collections import deque
@@ -20,41 +21,42 @@ from holter.records import Attached, Exited, Halting, Observation, Overdue, Phas
 from holter.records.goodput import PARTS, Goodput, Life, goodput
 
 FIRST_STEPS = 3
-"""That may compile."""
+"""Number of first steps, which may include compiling."""
 MIN_USUAL, MAX_USUAL = 4, 64
-"""Later steps from which is taken what a step usually takes."""
+"""Number of later steps from which the usual duration of a step is taken."""
 LOOK_NS = 10**9
 LATE_NS = 10 * 10**9
-"""A step that some ranks have not told for so long is divided without them."""
+"""Nanoseconds after which a step is divided without the ranks that have not reported it."""
 EARLIEST_NS = 600 * 10**9
-"""A rank that came longer before its coordinator has another clock."""
+"""Largest time in nanoseconds that a rank can have started before its coordinator; more means that it has another
+clock."""
 MAX_OPEN = 256
-"""Steps that some ranks have told."""
+"""Largest number of steps that only some ranks have reported."""
 MAX_KEPT = 1024
-"""Divided steps whose stragglers may still be told; more than are remembered of arrivals."""
+"""Largest number of divided steps whose stragglers may still be reported; more than are remembered of arrivals."""
 MAX_LIVES = 512
-"""Written down; of more the oldest are joined."""
+"""Largest number of lives that are recorded; if there are more, the oldest are joined."""
 STANDING = ("held", "dying", "terminated", "saving", "saved", "failed")
 
 
 @dataclass
 class StepTally:
-    """One step, as the ranks told it."""
+    """One step, as the ranks reported it."""
 
     first_told_ns: int
     num_told: int = 0
     active_s: float = 0.0
-    """The shortest time that a rank took, if this is its first step and what is before it does not count."""
+    """Shortest time that a rank took, without what precedes a first step."""
     seconds: float = 0.0
-    """Of all ranks together."""
+    """Seconds of all ranks together."""
     longest_s: dict[str, float] = field(default_factory=dict)
-    """`data`, `checkpoint`, `evaluation` -> on the rank where it took longest."""
+    """Longest time of any rank in `data`, `checkpoint` and `evaluation`."""
     ended_ns: int | None = None
-    """By the rank whose clock is gone by."""
+    """When it ended, by the rank whose clock is used; None if that rank has not reported it."""
 
     def add(self, done: StepDone) -> None:
-        """One rank more."""
-        # Between being attached and the first batch the script prepares: that is no step yet.
+        """Add the report of one more rank."""
+        # Between being attached and its first batch the script prepares: that is not part of a step.
         setup_s = sum(done.phase_seconds.get(name, 0.0) for name in ("attach", "other"))
         active_s = max(0.0, done.seconds - setup_s)
         self.active_s = active_s if not self.num_told else min(self.active_s, active_s)
@@ -66,39 +68,39 @@ class StepTally:
 
 @dataclass
 class Span:
-    """When something began first and was over last; good enough within one step."""
+    """When something began first and was over last; precise enough within one step."""
 
     since_ns: int | None = None
     until_ns: int | None = None
     on: set[int] = field(default_factory=set)
-    """Ranks that it lasts on."""
+    """Ranks on which it lasts."""
 
     def begin(self, rank: int, at_ns: int) -> None:
-        """It lasts on this rank, since then."""
+        """Note that it lasts on this rank, since `at_ns`."""
         self.on.add(rank)
         self.since_ns = at_ns if self.since_ns is None else min(self.since_ns, at_ns)
 
     def end(self, rank: int, at_ns: int) -> None:
-        """It is over there."""
+        """Note that it is over on this rank."""
         if rank in self.on:
             self.on.discard(rank)
             self.until_ns = max(at_ns, self.until_ns or 0)
 
     def between(self, since_ns: int, until_ns: int) -> tuple[int, int]:
-        """Its part of this stretch; (0, 0): none."""
+        """Return its part of this stretch; (0, 0) if there is none."""
         if self.since_ns is None:
             return 0, 0
         first, last = max(self.since_ns, since_ns), until_ns if self.on else min(self.until_ns or 0, until_ns)
         return (first, last) if last > first else (0, 0)
 
     def forget(self, before_ns: int) -> None:
-        """What was before does not matter any more."""
+        """Forget its part before this time."""
         if self.since_ns is not None:
             self.since_ns = max(self.since_ns, before_ns) if self.on else None
 
 
 def divide(took_s: float, lost: Mapping[str, float], rest: str) -> dict[str, float]:
-    """A stretch into parts, in order, each as far as there is room; `rest` gets what is left.
+    """Divide a stretch into parts, in order, as far as there is room; `rest` gets what is left.
 
     >>> divide(10.0, {"held": 0.0, "data": 4.0, "checkpoint": 20.0}, "progress")
     {'data': 4.0, 'checkpoint': 6.0, 'progress': 0.0}
@@ -106,7 +108,7 @@ def divide(took_s: float, lost: Mapping[str, float], rest: str) -> dict[str, flo
     parts: dict[str, float] = {}
     left_s = max(0.0, took_s)
     for name, seconds in lost.items():
-        # NaN is more than nothing and less than nothing.
+        # NaN is neither more nor less than nothing.
         taken_s = min(seconds, left_s) if seconds > 0 else 0.0
         if taken_s > 0:
             parts[name] = parts.get(name, 0.0) + taken_s
@@ -117,7 +119,7 @@ def divide(took_s: float, lost: Mapping[str, float], rest: str) -> dict[str, flo
 
 @dataclass
 class _LifeTally:
-    """One life as far as it was divided."""
+    """One life, as far as it was divided."""
 
     started_ns: int
     at_ns: int
@@ -125,23 +127,23 @@ class _LifeTally:
     parts: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     first_rests: list[float] = field(default_factory=list)
-    """What was left of each of the first steps."""
+    """What was left of each of the first steps, in seconds."""
     usual: list[float] = field(default_factory=list)
-    """The same of later ones."""
+    """What was left of later steps, in seconds."""
     seen: dict[str, float] = field(default_factory=dict)
-    """Since the last step: what ranks were seen doing -> seconds."""
+    """What ranks were seen doing since the last step, in seconds."""
     pids: dict[int, int] = field(default_factory=dict)
     over_ns: int | None = None
-    """When its last rank ended."""
+    """When its last rank ended; None if it has not."""
     is_started: bool = False
-    """A step of it was completed."""
+    """Whether a step of it was completed."""
 
     def add(self, parts: Mapping[str, float]) -> None:
         for name, seconds in parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + seconds
 
     def compiling_s(self) -> float:
-        """What the first steps took beyond the usual; of the first one everything, until it is known what is usual."""
+        """Return what the first steps took beyond the usual; all of the first one until the usual is known."""
         if len(self.usual) < MIN_USUAL:
             return sum(self.first_rests[:1])
         usual_s = median(self.usual)
@@ -153,17 +155,17 @@ class RanksSeen:
     """What the ranks do now."""
 
     phases: Collection[Phase]
-    """In which at least one living rank is."""
+    """Phases that at least one living rank is in."""
     num_expected: int
-    """Ranks of the job that have not ended, also those that have not come yet."""
+    """Number of ranks of the job that have not ended, including those that have not come yet."""
     is_complete: bool
-    """Every rank of the job has come."""
+    """Whether every rank of the job has come."""
     has_ended: bool
-    """Every rank of it has ended."""
+    """Whether every rank of the job has ended."""
 
 
 class WallTime:
-    """One for a run: `hear`, `look`, and ask `goodput`."""
+    """The wall time of a run: `hear`, `look`, and ask for `goodput`."""
 
     def __init__(self, started_ns: int, base_step: Callable[[], int] = lambda: 0) -> None:
         self._base_step = base_step
@@ -174,31 +176,34 @@ class WallTime:
         self._next = 0
         """The first step that is not divided yet."""
         self._ahead_ns = 0
-        """By how much the clock that is gone by is ahead of the coordinator's at least: what it told had not happened yet."""
+        """Least lead of the clock that is used over the coordinator's: what it reported had not happened yet."""
         self._anchor: int | None = None
-        """The rank whose clock that is; the lowest, which most often shares the coordinator's host."""
+        """The rank whose clock is used: the lowest, which usually shares the coordinator's host."""
         self._num_expected = 0
         self._held, self._hung, self._starved = Span(), Span(), Span()
         self._kept: dict[int, tuple[float, str]] = {}
-        """Step -> (what was left of it, and is not told of stragglers yet, in which part that is)."""
+        """For each step whose stragglers are not reported yet: what was left of it, and in which part that is."""
         self._order: deque[int] = deque()
         self._met = -1
-        """The newest step whose stragglers were told."""
+        """The newest step whose stragglers were reported."""
 
     def recall(self, lives: Sequence[Life], *, is_same: bool = False, is_over: bool = False) -> None:
-        """These came before; `is_same`: the last of them is this one, watched by a coordinator that is gone; `is_over`: and it has ended."""
+        """Take over earlier lives.
+
+        `is_same`: the last of them is this one, watched by a coordinator that is gone. `is_over`: it has ended, too.
+        """
         self._earlier = list(lives)
         if is_same and lives:
             last = self._earlier.pop()
             parts = {name: seconds for name, seconds in last.parts.items() if name in PARTS}
             self._life = _LifeTally(last.started_ns, last.until_ns, parts, last.steps, is_started=last.steps > 0)
-            # What is usual is not written down: what counted as compiling stays so.
+            # The usual duration is not recorded: what counted as compiling stays so.
             self._life.first_rests = [0.0] * FIRST_STEPS if last.steps else []
             self._next = last.steps
             self._life.over_ns = last.until_ns if is_over else None
 
     def hear(self, observation: Observation, received_ns: int) -> None:
-        """Take in what a rank told."""
+        """Take in what a rank reported."""
         rank = observation.rank
         match observation.body:
             case StepDone() as done:
@@ -227,7 +232,7 @@ class WallTime:
         *,
         is_final: bool = False,
     ) -> None:
-        """Once a second: what is under way, and which steps are told as far as they will be."""
+        """Take note, once a second, of what is in progress, and divide steps that will get no more reports."""
         if now_ns - self._looked_ns < LOOK_NS and not is_final:
             return
         seen, life = ranks(), self._life
@@ -243,11 +248,11 @@ class WallTime:
         self._meet(arrivals())
 
     def goodput(self, now_ns: int) -> Goodput:
-        """Of all lives, until now."""
+        """Return the goodput of all lives until now."""
         return goodput([*self._earlier, self.life(now_ns)])
 
     def life(self, now_ns: int) -> Life:
-        """This one, until now."""
+        """Return this life until now."""
         life = self._life
         until_ns = max(life.at_ns, now_ns if life.over_ns is None else life.over_ns)
         parts = dict(life.parts)
@@ -279,7 +284,7 @@ class WallTime:
             self._close_until(step, received_ns)
 
     def _hear_overdue(self, rank: int, overdue: Overdue, received_ns: int) -> None:
-        # A loader that gives nothing is a lack of data, and whoever waits meanwhile waits for that.
+        # A loader that yields nothing is a lack of data, and ranks that wait meanwhile wait for that.
         span = self._starved if overdue.phase is Phase.DATA else self._hung
         if overdue.tier == "overdue":
             span.begin(rank, received_ns - int(overdue.waited_s * 1e9))
@@ -288,7 +293,7 @@ class WallTime:
                 each.end(rank, received_ns)
 
     def _close_ready(self, now_ns: int) -> None:
-        """Divide what waits in vain for ranks that say nothing, or ended."""
+        """Divide steps that wait in vain for ranks that are silent or have ended."""
         late = [
             step
             for step, tally in self._open.items()
@@ -312,7 +317,7 @@ class WallTime:
         took_s = (until_ns - life.at_ns) / 1e9
         lost = {"start": 0.0} if life.is_started else {"start": took_s - tally.active_s}
         lost |= self._stalls(life.at_ns, until_ns)
-        # A stall in evaluation or a save is in both: it is taken once, as far as there is room.
+        # A stall in evaluation or a save is in both: it is counted once, as far as there is room.
         for name in ("checkpoint", "evaluation", "data"):
             lost[name] = max(lost.get(name, 0.0), tally.longest_s.get(name, 0.0))
         rest = "redone" if self._base_step() + step < self._furthest() else "progress"
@@ -329,7 +334,7 @@ class WallTime:
         self._keep(step, parts[rest], rest)
 
     def _ended_ns(self, tally: StepTally, now_ns: int) -> int:
-        """When it was completed, by the coordinator's clock: never before the step before it, nor later than now."""
+        """Return when a step was completed, by the coordinator's clock: never before the previous step, nor later than now."""
         at_ns = self._life.at_ns
         if tally.ended_ns is not None:
             found_ns = tally.ended_ns - self._ahead_ns
@@ -338,14 +343,14 @@ class WallTime:
         return min(max(at_ns, found_ns), max(at_ns, now_ns))
 
     def _stalls(self, since_ns: int, until_ns: int) -> dict[str, float]:
-        """What of a stretch was held, starved or hung, each second once, in this order."""
+        """Return what of a stretch was held, starved or hung; each second is counted once, in this order."""
         held, starved = self._held.between(since_ns, until_ns), self._starved.between(since_ns, until_ns)
         hung = self._hung.between(since_ns, until_ns)
         starving_s = _without(starved, [held])
         return {"held": _without(held, ()), "data": starving_s, "hung": _without(hung, [held, starved])}
 
     def _pending(self, until_ns: int) -> dict[str, float]:
-        """Since the last step."""
+        """Divide the time since the last step."""
         life, since_ns = self._life, self._life.at_ns
         pending_s, stalls = (until_ns - since_ns) / 1e9, self._stalls(since_ns, until_ns)
         seen = dict(life.seen)
@@ -363,7 +368,7 @@ class WallTime:
         return found
 
     def _doing(self, seen: RanksSeen) -> str:
-        """What a second is to be counted as in which ranks are seen in these phases."""
+        """Return the part that a second counts as in which ranks are seen in these phases."""
         if not self._life.is_started and (Phase.ATTACH in seen.phases or not seen.is_complete or not seen.phases):
             return "start"
         for phase, name in (
@@ -385,7 +390,7 @@ class WallTime:
             self._kept.pop(self._order.popleft(), None)
 
     def _meet(self, arrivals: Sequence[StepArrivals]) -> None:
-        """Take what the others waited for the latest rank from what was left of each step; once."""
+        """Move the time that others waited for the latest rank from what was left of each step to `stragglers`, once."""
         for one in reversed(arrivals):
             if one.step <= self._met:
                 break
@@ -396,14 +401,14 @@ class WallTime:
         self._met = max(self._met, arrivals[-1].step) if arrivals else self._met
 
     def _begin_earlier(self, at_ns: int) -> None:
-        """A rank was there before anybody heard it: a coordinator comes up while its ranks start."""
+        """Move the start of the life to when a rank started, because a coordinator comes up while its ranks start."""
         life = self._life
         if not life.is_started:
             floor_ns = max((one.until_ns for one in self._earlier), default=life.started_ns - EARLIEST_NS)
             life.started_ns = life.at_ns = min(life.started_ns, max(at_ns, floor_ns))
 
     def _begin(self, now_ns: int) -> None:
-        """Ranks came anew under the same coordinator: another life."""
+        """Begin another life, because ranks came anew under the same coordinator."""
         self._close_all(now_ns)
         ended = self.life(now_ns)
         self._earlier = _joined([*self._earlier, ended])
@@ -415,7 +420,7 @@ class WallTime:
 
 
 def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> float:
-    """Seconds of a span that are in none of the others."""
+    """Return the seconds of a span that are in none of the others."""
     pieces = [span]
     for first, last in others:
         if last > first:
@@ -425,13 +430,13 @@ def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> float:
 
 
 def _waited_s(arrivals: StepArrivals) -> float:
-    """How long the others waited for the latest rank, but for what it spent on data beyond them: that has its own part."""
+    """Return how long the others waited for the latest rank, without its longer wait for data, which has its own part."""
     latest = arrivals.latest[:1]
     return max(0.0, latest[0].lag_s - max(0.0, latest[0].data_s - latest[0].others_data_s)) if latest else 0.0
 
 
 def _joined(lives: list[Life]) -> list[Life]:
-    """Of very many lives the oldest two as one, with the pause between them."""
+    """Join the oldest two lives, with the pause between them, until there are few enough."""
     while len(lives) > MAX_LIVES:
         first, second, *rest = lives
         whole = goodput([first, second])
