@@ -1,4 +1,4 @@
-"""Every framework that holter knows, in the order in which they are asked: the outermost first, any other loop last."""
+"""The list of all frameworks that holter knows, in the order in which they are asked: outermost first, any other loop last."""
 
 from holter.frameworks.accelerate.framework import Accelerate
 from holter.frameworks.deepspeed.framework import DeepSpeed

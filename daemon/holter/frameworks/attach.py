@@ -2,8 +2,8 @@
 
     standing halt obeyed -> page made -> sidecar started -> hooks installed -> coordinator's address through the job's store
 
-Any step that fails leaves training as it was and says one sentence. `holter.watch` is the explicit way on: attaching twice is once, and
-what is passed is watched in addition.
+If a step fails, training stays as it was and one sentence is printed. `holter.watch` is the explicit way: attaching
+twice has the effect of once, and what is passed to it is watched in addition.
 """
 
 import contextlib
@@ -50,10 +50,11 @@ from holter.sidecar.spawn import Bootstrap
 from holter.transport.tls import SCHEME
 
 RANK_PID = "HOLTER_RANK_PID"
-"""Marks the environment of a rank, so that its children know they are none."""
+"""Environment variable that marks a rank, so that its children know that they are none."""
 RUNS = Path("holter-runs")
 SAYS_S = 30.0
-"""A launcher ends all ranks when the first has left: the others wait so long at most for rank 0, which says why and may still be importing."""
+"""Seconds for which other ranks wait for rank 0, which explains the halt and may still be importing: a launcher ends
+all ranks when the first has left."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Attachment:
 
     monitor: Monitor
     run_dir: str
-    """Empty on ranks that learn it from rank 0."""
+    """Path of the run directory; empty on ranks that learn it from rank 0."""
 
 
 _attachment: Attachment | None = None
@@ -70,11 +71,15 @@ _has_failed = False
 
 
 def attach(framework: str = "loop") -> Attachment | None:
-    """Watch this process; the second call gives the first attachment. None: it could not be done, and training goes on unobserved."""
+    """Watch this process; a second call returns the first attachment.
+
+    None if that failed; then training continues unobserved.
+    """
     global _attachment, _has_failed  # noqa: PLW0603  a process has one
     if _attachment is not None or _has_failed:
         return _attachment
-    # Before the try: whatever ends it, even the end of the process, it is not made again in the middle of training.
+    # Set before the try: however it ends, even by the end of the process, it is not tried again in the middle of
+    # training.
     _has_failed = True
     try:
         settings, here = _settings(), place.find()
@@ -87,9 +92,10 @@ def attach(framework: str = "loop") -> Attachment | None:
 
 
 def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str, str]) -> None:
-    """End with 93 where a halt stands for this job, whatever the action is; lift it where the user said so.
+    """End with 93 if a halt stands for this job, whatever the action is; lift the halt if the user said so.
 
-    HOLTER_RESUME=1 says so at a first start. What stands at a restart is a halt of this very job, which nobody has looked at.
+    HOLTER_RESUME=1 says so at a first start. At a restart, a standing halt belongs to this same job, and nobody has
+    looked at it.
     """
     stands = halt_record.find(settings.run_dir, RUNS, halt_record.job_names(environ, os.getppid(), is_start=True))
     if stands is None:
@@ -108,7 +114,7 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
 
 
 def begin_life(run_dir: str, environ: Mapping[str, str]) -> None:
-    """Write down by which names this job goes: its next start looks for a halt by them."""
+    """Record the names of this job, by which its next start looks for a halt."""
     halt_record.begin(Path(run_dir))
     halt_record.introduce(Path(run_dir), halt_record.job_names(environ, os.getppid()))
 
@@ -124,7 +130,7 @@ def _settings() -> Settings:
     if (problem := settings.tls.problem()) is not None:
         say(f"{problem}; nothing is sent in the clear instead, so this run is not watched")
     if settings.action == "halt" and is_interactive():
-        # A halt ends the process, and with it everything that the person has in it.
+        # A halt ends the process, and with it everything that the person has in the session.
         say("this is an interactive session, which a halt would end: the action is notify")
         settings = dataclasses.replace(settings, action="notify")
     return settings
@@ -174,7 +180,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frameworks=ALL,
     )
     try:
-        # Empty: not known yet, or that of a coordinator which was there before the job.
+        # Empty if not known yet, or if the coordinator existed before the job and has a directory of its own.
         run_dir = "" if bootstrap is None or settings.coordinator else bootstrap.run_dir
         agent = halts.open_agent(settings, here, monitor, ours, run_dir)
         monitor.install()
@@ -195,17 +201,20 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
 
 
 def _detach(monitor: Monitor, orders: socket.socket) -> None:
-    """Take off what was attached in part: no step is held, no order is heard."""
+    """Undo a partial attachment, so that no step is held and no order is heard."""
     monitor.context.hold.agent = None
     with contextlib.suppress(Exception):
         monitor.uninstall()
     with contextlib.suppress(OSError):
-        # Not closed: the agent's thread may be listening.
+        # It is not closed, because the agent's thread may be listening.
         orders.shutdown(socket.SHUT_RDWR)
 
 
 def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
-    """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
+    """Return how to reach the coordinator: known from the start on rank 0, and on every rank if a coordinator was named.
+
+    Other ranks get None and look for it. The second value is the listening socket for a coordinator to be started.
+    """
     run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
     run_dir = str(Path(settings.run_dir or RUNS / run_id).absolute())
     if settings.coordinator:
@@ -234,7 +243,7 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
 
 
 def _listen_host(settings: Settings, here: RankPlace) -> str:
-    """Address to listen on: for the coordinator, which ranks on other hosts connect to, and for each sidecar, which Prometheus scrapes."""
+    """Return the address to listen on, for the coordinator (ranks on other hosts) and each sidecar (Prometheus)."""
     if settings.listen_host or here.is_one_host:
         return settings.listen_host or "127.0.0.1"
     try:
@@ -244,7 +253,7 @@ def _listen_host(settings: Settings, here: RankPlace) -> str:
 
 
 def _reached_at(settings: Settings, here: RankPlace) -> str:
-    """Where the ranks find the coordinator: where the job meets, unless it listens on one interface that was named."""
+    """Return where ranks find the coordinator: the job's meeting point, unless it listens on one named interface."""
     named = settings.listen_host
     if named in {"", "0.0.0.0", "::"}:  # noqa: S104 - compared, not listened on
         return here.address
@@ -262,7 +271,7 @@ def _check_writable(run_dir: str) -> None:
 
 
 def _serve_recorder() -> str:
-    """Where the Flight Recorder can be copied; empty: nowhere."""
+    """Serve copies of the Flight Recorder; return the path of the socket, empty if that is not possible."""
     server = FlightServer()
     try:
         server.start()
@@ -288,7 +297,7 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
     pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
     arguments += ["--local-rank", str(here.local_rank)]
     if (visible := visible_devices()) is not None:
-        # One word: a list that begins with -1 is no option.
+        # As one word, because a list that begins with -1 would be taken for an option.
         arguments.append(f"--visible-devices={visible}")
     if recorder_path:
         arguments += ["--recorder", recorder_path]
@@ -319,16 +328,16 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
 
 
 class Pipe:
-    """The rank's end of the pipe to its sidecar: one line, then closed."""
+    """The rank's end of the pipe to its sidecar; it sends one line and closes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def __call__(self, line: bytes) -> None:
-        """Send it."""
+        """Send the line."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            # A sidecar that is gone leaves a broken pipe; it is missed at its heartbeat.
+            # If the sidecar is gone, the pipe is broken; its missing heartbeat is noticed elsewhere.
             with contextlib.suppress(OSError):
                 os.write(descriptor, line)
             os.close(descriptor)
@@ -367,7 +376,7 @@ def _introduce(here: RankPlace, framework: str) -> Attached:
 
 
 def _own_stderr() -> int:
-    """A copy of standard error's descriptor; -1: there is none."""
+    """Return a copy of standard error's descriptor; -1 if there is none."""
     try:
         return os.dup(2)
     except OSError:
@@ -375,7 +384,7 @@ def _own_stderr() -> int:
 
 
 def _terminal() -> str:
-    """The terminal that the launcher was started from, if standard error still goes there and can draw."""
+    """Return the terminal that the launcher was started from, if standard error still goes there and can draw; else empty."""
     try:
         return os.ttyname(2) if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
     except OSError:
@@ -386,26 +395,27 @@ def _short(path: str) -> str:
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):
-        # Elsewhere, or from a directory that has been deleted.
+        # The path is elsewhere, or the current directory was deleted.
         return path
 
 
 class Watch:
-    """What `holter.watch(model, optimizer)` gives back."""
+    """The result of `holter.watch(model, optimizer)`."""
 
     def log(self, **values: Any) -> None:
-        """Tell what only the script knows, each a number or a tensor, or a module for ema.
+        """Report what only the script knows; each value is a number or a tensor, or a module for ema.
 
-        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, rollout (the weights that generate), loss_terms={...}, codebook_usage ([codes] counts);
-        other names are kept as plain series.
+        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, rollout (the weights that
+        generate), loss_terms={...}, codebook_usage ([codes] counts); other names are kept as plain series.
         """
         log(values)
 
 
 def watch(first: Any, optimizer: Any = None, *, mesh: Any = None) -> Any:
-    """`watch(accelerator)` gives the accelerator back; `watch(model, optimizer)` gives a Watch.
+    """Attach: `watch(accelerator)` returns the accelerator; `watch(model, optimizer)` returns a Watch.
 
-    `mesh` says how ranks are laid out where no wrapper does: a DeviceMesh, or names and sizes (`{"pp": 2, "dp": 2}`), outermost first.
+    `mesh` says how ranks are laid out if no wrapper does: a DeviceMesh, or names and sizes (`{"pp": 2, "dp": 2}`),
+    outermost first.
     """
     is_accelerator = hasattr(first, "prepare") and hasattr(first, "backward")
     attachment = attach("accelerate" if is_accelerator else "loop")
@@ -415,12 +425,12 @@ def watch(first: Any, optimizer: Any = None, *, mesh: Any = None) -> Any:
             attachment.monitor.context.models.said.said = mesh
         for model in models:
             attachment.monitor.add_model(model)
-    del optimizer  # Known by itself when it first steps.
+    del optimizer  # It becomes known when it first steps.
     return first if is_accelerator else Watch()
 
 
 def log(values: Mapping[str, Any]) -> None:
-    """Tell these numbers, tensors or modules, beside the step they belong to; never raises."""
+    """Report these numbers, tensors or modules for the step they belong to; never raises."""
     attachment = attach()
     if attachment is not None:
         attachment.monitor.logs.log(values)

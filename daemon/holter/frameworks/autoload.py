@@ -1,9 +1,10 @@
-"""Called at the end of `import torch` in every process, by the `torch.backends` entry point.
+"""Attaches holter at the end of `import torch`, called in every process through the `torch.backends` entry point.
 
-An unmodified script is attached when HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone.
+An unmodified script is attached if HOLTER=1; the elastic agent, a rank's children and all other processes are left
+alone.
 
-A process that no launcher made a rank (`python train.py`) is watched from the moment it begins to train: when it builds an optimizer, or
-runs its first backward pass. One that only imports torch is left alone.
+A process that no launcher made a rank (`python train.py`) is watched from the moment it begins to train: when it builds
+an optimizer, or runs its first backward pass. One that only imports torch is left alone.
 """
 
 import contextlib
@@ -24,19 +25,22 @@ LAUNCHERS = frozenset(
         "deepspeed.launcher.launch",
     }
 )
-"""Programs that start ranks. Where a cluster sets RANK for a whole host they look like one."""
+"""Programs that start ranks. If a cluster sets RANK for a whole host, they look like a rank themselves."""
 _is_told = False
-"""`python -m holter` runs the script: attach even where no launcher set a rank."""
+"""Set by `python -m holter`, which runs the script: attach even if no launcher set a rank."""
 
 
 def expect() -> None:
-    """The next `import torch` of this process attaches."""
+    """Make the next `import torch` of this process attach."""
     global _is_told  # noqa: PLW0603
     _is_told = True
 
 
 def autoload() -> None:
-    """Attach, if this process is a rank that wants it; nothing that goes wrong reaches the user's `import torch`."""
+    """Attach if this process is a rank that wants it.
+
+    Nothing that goes wrong reaches the user's `import torch`.
+    """
     try:
         if _is_rank():
             _attach()
@@ -56,7 +60,7 @@ def _attach() -> None:
 
 
 def _may_train() -> bool:
-    """No launcher has set a rank, and this is no launcher and no child of a rank."""
+    """Whether no launcher has set a rank, and this is neither a launcher nor a child of a rank."""
     is_child = os.environ.get("HOLTER_RANK_PID", "") not in ("", str(os.getpid()))
     has_launcher = any(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     return is_enabled() and not is_child and not has_launcher and _program() not in LAUNCHERS
@@ -79,7 +83,7 @@ def _is_rank() -> bool:
 
 
 def _program() -> str:
-    """What the interpreter was started with: a module's name, or a script's without its folder."""
+    """Return what the interpreter was started with: a module's name, or a script's name without its folder."""
     words = iter(sys.orig_argv[1:])
     for word in words:
         if word == "-m":

@@ -1,4 +1,4 @@
-"""Notices that a process begins to train: it builds an optimizer, or runs a backward pass."""
+"""Notices when a process begins to train: when it builds an optimizer, or runs a backward pass."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 
 
 def then(call: Callable[[], None]) -> None:
-    """Call once, before the first optimizer is built or the first backward pass runs; what stood there before is put back."""
+    """Call once, before the first optimizer is built or the first backward pass runs; then the original functions are restored."""
     build, backward = torch.optim.Optimizer.__init__, torch.autograd.backward
 
     def begin() -> None:
@@ -21,7 +21,7 @@ def then(call: Callable[[], None]) -> None:
     @functools.wraps(build)
     def building(self: Any, *args: Any, **kwargs: Any) -> None:
         begin()
-        # By its name: what watches from now on may stand there.
+        # Looked up again, because a hook of what watches from now on may be there.
         torch.optim.Optimizer.__init__(self, *args, **kwargs)
 
     @functools.wraps(backward)

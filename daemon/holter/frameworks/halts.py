@@ -1,15 +1,15 @@
-"""Makes a rank's agent for halts, and what saves for it: that needs torch, the hooks and the frameworks.
+"""Makes a rank's agent for halts, with what saves for it, which needs torch, the hooks and the frameworks.
 
     rewind.restore(step) -> frameworks.keeper -> keeper.save(task) -> prove(task, keeper)
-    snapshots.restore(step) where the order names a snapshot: how that step began is known to nobody else, so each saver writes it down
+    snapshots.restore(step) if the order names a snapshot: nobody else knows how that step began, so each saver writes it
 
 After a save the rank reads back what it wrote, and looks there for every tensor that it holds, bit for bit:
 
     live tensors  ──(dtype, shape, fingerprint)──▶  found among those in this rank's files?   no ──▶ `missing`: perhaps in another rank's
                                                                                                     files, the coordinator looks there
 
-Names are not compared: frameworks rename, flatten and nest. Each file is read by one rank, so that a save of many ranks is read once.
-Neither keepers nor the readers of files are imported before a save has been decided.
+Names are not compared, because frameworks rename, flatten and nest. Each file is read by one rank, so that a save of
+many ranks is read only once. Keepers and readers of files are imported only when a save has been decided.
 """
 
 import os
@@ -48,20 +48,23 @@ if TYPE_CHECKING:
     from holter.rank.undo.rewind import Rewound
 
 BLOBS_S = 3.0
-"""So long a rescue waits for what the sidecars of other ranks write down of them."""
+"""Seconds that a rescue waits for what the sidecars of other ranks write about them."""
 BLOBS_POLL_S = 0.05
 FULL_BYTES = 1 << 18
-"""Less is no room for a file of a checkpoint."""
+"""Free bytes below which there is no room for a file of a checkpoint."""
 LARGEST_WEIGHT, LARGEST_MOMENT = 1e8, 1e24
-"""A finite weight, or moment of an optimizer, beyond this is none that training made."""
+"""Largest finite weight, and largest moment of an optimizer, that training may have made."""
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*|part_rank_(\d+)\.pt)$")
-"""Names of files that hold one rank's shard, whoever else is there."""
+"""Names of files that hold one rank's shard."""
 _OWN = re.compile(r"^(?:random_states|rng_state)_(\d+)\.")
-"""Names of files that each rank writes itself, unless one has to write for all."""
+"""Names of files that each rank writes itself, unless one must write for all."""
 
 
 def open_agent(settings: Settings, here: RankPlace, monitor: Monitor, line: socket.socket, run_dir: str) -> HaltAgent:
-    """The agent of this rank, which hears orders from now on; to be made before anything registers what it does at exit."""
+    """Return this rank's agent, which hears orders from now on.
+
+    It must be made before anything registers what it does at exit.
+    """
     context = monitor.context
 
     def farewell() -> None:
@@ -108,7 +111,7 @@ class RankSaver:
         self._here = here
 
     def position(self) -> Position:
-        """Where the main thread is, as far as the hooks tell."""
+        """Return where the main thread is, as far as the hooks tell."""
         context = self._monitor.context
         hold = context.hold
         if hold.left_out is not None:
@@ -116,7 +119,7 @@ class RankSaver:
         return Position(context.log.step, self._monitor.is_torn(), hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
-        """Save this rank's part of a checkpoint, as the order says; raises what is not saved."""
+        """Save this rank's part of a checkpoint as the order says; raises if anything is not saved."""
         try:
             self._save(order, is_main_thread=is_main_thread)
         except HolterError:
@@ -124,7 +127,7 @@ class RankSaver:
         except Exception as error:
             if not (left := _lack_of_room(Path(order.directory))):
                 raise
-            # Some writers turn it into a sentence of their own.
+            # Some writers raise an error of their own for a full disk.
             raise SaveError(f"{left} ({error})") from error
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
@@ -133,7 +136,7 @@ class RankSaver:
             where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
             raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
-            # What we call now is not the script's doing, and the process ends afterwards.
+            # What is called from now on is not the script's doing, and the process ends afterwards.
             monitor.context.guard.is_on = False
         before = self._place()
         with beside_training(self._devices(), is_hung=not is_main_thread):
@@ -148,7 +151,7 @@ class RankSaver:
         return devices_of(p for model in models if model.root is not None for p in model.root.parameters())
 
     def _keep(self, order: Order, *, is_main_thread: bool) -> PartlySavedError | None:
-        """Restore, save, prove; what is missing of the whole is returned."""
+        """Restore, save and prove; return an error that names what is missing of the whole, or None."""
         monitor, here = self._monitor, self._here
         own = self._restore(order, is_hung=not is_main_thread)
         task = Task(
@@ -180,7 +183,7 @@ class RankSaver:
         return partly
 
     def _replicas(self, task: Task) -> dict[str, str]:
-        """Roots of what other ranks hold too; the tables behind them are written down."""
+        """Write tables of what other ranks hold too, and return the roots of these."""
         from holter.frameworks.saving import replicas  # noqa: PLC0415  not before a save
 
         tables = (
@@ -193,7 +196,7 @@ class RankSaver:
         return replicas.roots_of(tables)
 
     def _own(self, task: Task) -> list[tuple[str, torch.Tensor]]:
-        """Plain parameters that no other rank is known to hold, and what their optimizer remembers of them."""
+        """Return plain parameters that no other rank is known to hold, with their optimizers' state."""
         if task.world_size == 1:
             return []
         context = self._monitor.context
@@ -210,12 +213,12 @@ class RankSaver:
         return found
 
     def _place(self) -> tuple[int, int, int]:
-        """Where the main thread is; one that is blocked stays there."""
+        """Return where the main thread is; a blocked one stays there."""
         context = self._monitor.context
         return context.log.step, context.log.micro_step, context.phases.phase
 
     def _take_over(self, task: Task) -> list[str]:
-        """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
+        """Take over rank 0's buffers if this rank saves in its place and DDP would have given them to all; return notes."""
         rewind = self._monitor.context.undo.rewind
         if (
             not task.is_rescue
@@ -243,7 +246,7 @@ class RankSaver:
 
 
 def _lack_of_room(directory: Path) -> str:
-    """That the disk is as good as full; empty: it is not, or cannot be asked."""
+    """Say that the disk is nearly full; empty if it is not, or cannot be asked."""
     try:
         disk = os.statvfs(directory)
     except OSError:
@@ -253,13 +256,13 @@ def _lack_of_room(directory: Path) -> str:
 
 
 def _rewinds(order: Order, here: RankPlace, own: "Rewound", *, patience_s: float) -> "Mapping[int, Rewound]":
-    """How the step began for each rank: of others, what their sidecars wrote."""
+    """Return how the step began for each rank; for others, what their sidecars wrote."""
     found = {here.rank: own}
     until_s = clock.monotonic_s() + patience_s
     while True:
         for rank in set(range(here.world_size)) - set(found):
             rewound = _read(_path(Path(order.directory), rank), own.step)
-            # Of a round that a loss scaler skipped for others only: it is not what they go back to.
+            # One of a round that a loss scaler skipped only on other ranks is not what they go back to.
             if rewound is not None and rewound.num_skipped == own.num_skipped:
                 found[rank] = rewound
         if len(found) == here.world_size or clock.monotonic_s() >= until_s:
@@ -272,7 +275,7 @@ def _path(directory: Path, rank: int) -> Path:
 
 
 def _write(directory: Path, rank: int, own: "Rewound") -> None:
-    """As a sidecar writes what the page holds, whole or not at all; it holds no step of long ago."""
+    """Write it as a sidecar does, completely or not at all, because the page holds no older step."""
     from holter.rank.undo import rewind  # noqa: PLC0415
 
     path = _path(directory, rank)
@@ -281,7 +284,7 @@ def _write(directory: Path, rank: int, own: "Rewound") -> None:
 
 
 def _read(path: Path, step: int) -> "Rewound | None":
-    """How this step began for a rank; None: nobody wrote it, or not of this step."""
+    """Return how this step began for a rank; None if nobody wrote it for this step."""
     from holter.rank.undo import rewind  # noqa: PLC0415
 
     try:
@@ -295,12 +298,12 @@ MAX_UNLOOKED = 16
 
 
 class Looks(NamedTuple):
-    """How the state looks that is saved."""
+    """What is known of the state that is saved, from comparisons."""
 
     odd: Mapping[str, str]
-    """Tensors that are not as their history has them -> a sentence."""
+    """Tensors that do not fit their history, with a sentence each."""
     replica_roots: Mapping[str, str]
-    """Set of ranks that hold the same -> root of it."""
+    """For each set of ranks that must hold the same, the root of what this rank holds."""
     unlooked: Sequence[str] = ()
     """Tensors without a history."""
 
@@ -315,9 +318,9 @@ def prove(
     own: Sequence[tuple[str, torch.Tensor]] = (),
     looks: Looks = NO_LOOKS,
 ) -> None:
-    """Write `parts/<rank>.json`, with what else is to be said of it, of what only this rank holds, and of how the state looks beside its history and replicas.
+    """Write `parts/<rank>.json`: what was written, what of it only this rank holds, and how it compares.
 
-    Raises SaveError when not even that can be done.
+    Raises SaveError if not even that can be done.
     """
     try:
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
@@ -330,7 +333,7 @@ def prove(
         )
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: the coordinator reads it as soon as it is there.
+        # Written completely or not at all, because the coordinator reads it as soon as it exists.
         write_whole(path, manifests.encode(part))
     except OSError as error:
         raise SaveError(f"what rank {task.rank} wrote could not be read back: {error.strerror or error}") from error
@@ -388,18 +391,18 @@ def _part(
 
 
 def _must_be_finite(name: str, tensor: torch.Tensor) -> bool:
-    """What trains, and what an optimizer remembers of it; a buffer, or what is frozen, may be a mask of infinities."""
+    """Whether a tensor must be finite: trained ones and optimizer state must, a buffer or a frozen one may be a mask of infinities."""
     return tensor.requires_grad or name.startswith(("optim", "master weights"))
 
 
 def _limit(name: str, tensor: torch.Tensor) -> float:
-    """What no weight of a model that trains comes near, in whatever dtype; moments are squares of gradients."""
+    """Return a size that no weight of a training model comes near, in whatever dtype; moments are squares of gradients."""
     limit = LARGEST_MOMENT if name.startswith("optim") else LARGEST_WEIGHT
     return min(limit, torch.finfo(tensor.dtype).max / 2) if tensor.is_floating_point() else limit
 
 
 def _is_split(files: Iterable[str], task: Task) -> bool:
-    """Whether other ranks' files are needed as well, by their names: pieces may be all there is, written by one replica alone."""
+    """Whether other ranks' files are needed as well, by the names: one replica alone may also have written pieces."""
     names = [match for name in files if (match := _SHARD.match(Path(name).name))]
     return any(match[2] or match[3] or int(match[1]) != task.savers[0] for match in names)
 
@@ -417,7 +420,7 @@ def _described(name: str, tensor: torch.Tensor, file: str, rank: int) -> StoredT
 
 
 def _is_ours(name: str, task: Task, keeper: Keeper) -> bool:
-    """Which rank reads a file back: the one that wrote it, as far as its name tells, else the first that saves."""
+    """Whether this rank reads a file back: the rank that wrote it, as far as its name tells, else the first saver."""
     if not name.startswith(f"{manifests.STATE}/"):
         return False
     base = Path(name).name

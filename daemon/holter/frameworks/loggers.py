@@ -1,7 +1,8 @@
-"""What the script logs through its framework or its tracker, read by name where it is logged.
+"""Reads what the script logs through its framework or tracker, by name, when it is logged.
 
-Nothing is imported for this: a library is followed once the script has imported it, which is looked for when a backward pass begins
-and the interpreter knows more modules than before. Of a log that calls another, the Trainer's that writes to TensorBoard, the outermost counts.
+Nothing is imported for this: a library is followed once the script has imported it, which is checked when a backward
+pass begins and the interpreter has more modules than before. If one log function calls another, like the Trainer's that
+writes to TensorBoard, only the outermost counts.
 """
 
 import functools
@@ -14,7 +15,7 @@ from holter.rank.framework import LateImports, LogFunction
 from holter.rank.monitor import Monitor
 
 Read = Callable[..., Any]
-"""What the arguments of a call say, by name; anything but a mapping says nothing."""
+"""Returns the values that a call logs, by name; anything but a mapping is ignored."""
 
 
 def _first(_self: Any, values: Any = None, *_: Any, **kwargs: Any) -> Any:
@@ -42,7 +43,7 @@ def _client_metric(_self: Any, _run_id: Any = "", key: Any = "", value: Any = No
 
 
 def _batch(_self: Any, _run_id: Any = "", metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
-    # A generator can be read once.
+    # Not from a generator, which can be read only once.
     return {str(one.key): one.value for one in metrics} if isinstance(metrics, (list, tuple)) else {}
 
 
@@ -62,14 +63,14 @@ TRACKERS = (
     LogFunction(*_MLFLOW_CLIENT, "log_metric", read=_client_metric),
     LogFunction(*_MLFLOW_CLIENT, "log_batch", read=_batch),
 )
-"""Trackers that any script may use; frameworks list their own."""
+"""Log functions of trackers that any script may use; frameworks list their own."""
 
 
 class Loggers:
-    """Follows the libraries that the script has imported."""
+    """Follows the log functions of libraries that the script has imported."""
 
     def __init__(self, monitor: Monitor, marks: TrackerMarks | None = None) -> None:
-        """`marks` tells the trackers of incidents; None on all ranks but one."""
+        """Prepare to follow; `marks` tells the trackers of incidents, and is None on all ranks but one."""
         self._monitor, self._marks = monitor, marks
         self._awaited = LateImports(
             [*TRACKERS, *(each for framework in monitor.context.frameworks.known for each in framework.logs)]
@@ -78,17 +79,17 @@ class Loggers:
         self._has_wandb = False
 
     def install(self) -> None:
-        """Look for them at every backward pass."""
+        """Look for new libraries at every backward pass."""
         self._monitor.before_backward.append(self._monitor.context.guard.wrap(self.look))
 
     def look(self) -> None:
-        """Follow what has come since the last look."""
+        """Follow what was imported since the last look."""
         for logger, owners in self._awaited.come():
             self._follow(logger.module.partition(".")[0], logger.name, logger.read, *owners)
         self._follow_wandb()
 
     def _follow_wandb(self) -> None:
-        """`wandb.log` is a bound method of the started run, taken from it before we could follow the class."""
+        """Follow `wandb.log`, a bound method that was taken from the started run before its class could be followed."""
         wandb = sys.modules.get("wandb")
         bound: Any = getattr(wandb, "log", None)
         if wandb is not None and not self._has_wandb and hasattr(bound, "__func__"):

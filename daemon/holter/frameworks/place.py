@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many, and where: from the process group if there is one, else from the launcher's variables."""
+"""Which rank this process is, of how many, and where: from the process group if it exists, else from the launcher's variables."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A rank among its peers."""
+    """A rank's place among its peers."""
 
     rank: int
     world_size: int
@@ -19,15 +19,15 @@ class RankPlace:
     address: str
     """Address by which the other ranks reach rank 0's host."""
     neighbours: frozenset[int] = frozenset()
-    """Ranks that the same launcher started, this one too."""
+    """Ranks that the same launcher started, including this one."""
     restarts: int = 0
-    """How often an elastic agent has started this rank again."""
+    """How often an elastic agent has restarted this rank."""
     is_restarted: bool = False
-    """An elastic agent would start it again."""
+    """Whether an elastic agent would restart it again."""
 
 
 def find(environ: Mapping[str, str] = os.environ) -> RankPlace:
-    """This process's place."""
+    """Return this process's place."""
     rank, world_size = _group() or (_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1))
     master = environ.get("MASTER_ADDR", "") or "127.0.0.1"
     restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
@@ -45,7 +45,10 @@ def find(environ: Mapping[str, str] = os.environ) -> RankPlace:
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str | None]:
-    """A listening socket for the coordinator; a taken port is replaced by a free one, with the sentence that says so."""
+    """Return a listening socket for the coordinator.
+
+    A port in use is replaced by a free one; then the second value is a sentence that says so.
+    """
     try:
         return _bind(host, port), None
     except OSError as error:
@@ -77,7 +80,7 @@ def _group() -> tuple[int, int] | None:
 
 
 def _neighbours(environ: Mapping[str, str], rank: int) -> frozenset[int]:
-    """Launchers number the ranks of a host one after the other."""
+    """Return the ranks of this launcher: launchers number the ranks of a host consecutively."""
     first = rank - _number(environ, "LOCAL_RANK", 0)
     return frozenset(range(first, first + _number(environ, "LOCAL_WORLD_SIZE", 1)))
 

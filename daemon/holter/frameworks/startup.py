@@ -1,6 +1,6 @@
-"""How a run was started, so that two runs can be told apart: what libraries read of the environment, and the files beside the script.
+"""How a run was started, so that two runs can be compared: environment variables that libraries read, and source files.
 
-Looked at once, when rank 0 attaches, and bounded; what cannot be read is left out.
+This is read once, when rank 0 attaches, within limits; what cannot be read is left out.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ PREFIXES = (
     "TOKENIZERS_", "TRITON_", "UCX_", "FI_", "XLA_", "HSA_", "ROCR_", "MIOPEN_", "CUBLAS_", "PYTHONHASHSEED",
 )  # fmt: skip
 OF_ONE_START = ("TORCHELASTIC_", "TORCH_NCCL_RANKS", "ACCELERATE_TORCH_DEVICE_ID")
-"""Differ at every start."""
+"""Prefixes of variables that differ at every start."""
 MAX_VARIABLES = 100
 MAX_VALUE = 200
 MAX_FILES = 64
@@ -25,14 +25,14 @@ SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "ho
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Names that libraries read, and their values, without secrets."""
+    """Return the variables that libraries read, without secrets."""
     names = sorted(name for name in environ if name.startswith(PREFIXES) and not name.startswith(OF_ONE_START))
     shown = without_secrets([f"{name}={environ[name]}" for name in names[:MAX_VARIABLES]])
     return {name: value[:MAX_VALUE] for name, _, value in (entry.partition("=") for entry in shown)}
 
 
 def code(script: str) -> dict[str, str]:
-    """The script and the Python files beside it and in the folders there, each with a digest of its content."""
+    """Return a digest of the script, and of the Python files beside it and in the folders there."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):
         path = Path(script).resolve()
@@ -45,7 +45,7 @@ def code(script: str) -> dict[str, str]:
 
 
 def _beside(script: Path) -> Iterator[Path]:
-    """Sorted, so that the same ones are looked at each time."""
+    """Yield the files in sorted order, so that the same ones are chosen each time."""
     folder = script.parent
     yield from sorted(one for one in folder.glob("*.py") if one != script)
     with os.scandir(folder) as inside:

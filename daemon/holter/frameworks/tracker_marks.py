@@ -1,12 +1,13 @@
-"""Incidents written where the script's own tracker shows them, by rank 0.
+"""Writes incidents into the tracker that the script uses, on rank 0.
 
 wandb gets an alert and a summary, MLflow tags, TensorBoard a text, trackio an alert.
 
     script logs ──▶ `seen`: which tracker it uses                    training thread, a dictionary look-up
-    run_dir/incidents/*/diagnosis.json ──▶ a thread ──▶ tracker      what a tracker does there, raises or waits for is nobody's concern
+    run_dir/incidents/*/diagnosis.json ──▶ a thread ──▶ tracker      errors and waits of the tracker affect nobody
 
-The diagnoses are read from the run directory, so that a rank that hangs is told of too; where the coordinator writes on another host there are none. Each
-incident is written once for what it is, and once more when another cause is named, a halt keeps a checkpoint, or it is over.
+The diagnoses are read from the run directory, so that incidents of a hanging rank are told, too; if the coordinator
+writes on another host there are none. Each incident is written once, and again when another cause is named, a halt
+keeps a checkpoint, or it is over.
 """
 
 import sys
@@ -23,26 +24,29 @@ from holter.records.titles import titled
 from holter.threads import without_signals
 
 LOOK_S = 0.5
-"""Between two looks at the incidents."""
+"""Seconds between two looks at the incidents."""
 MAX_TEXT = 2000
 _LEVELS = {"critical": "ERROR", "warning": "WARN", "info": "INFO"}
 Mark = tuple[str, str, str, int, int]
-"""(title, text, level, step, number of the incident)"""
+"""(title, text, level, step, number of the incident)."""
 
 
 class TrackerMarks:
-    """One for rank 0: hears which trackers are used, and tells them."""
+    """Notes which trackers rank 0 uses, and writes incidents to them."""
 
     def __init__(self, run_dir: str, guard: Guard) -> None:
         self._folder = Path(run_dir) / "incidents"
         self._guard = guard
         self._sinks: dict[tuple[str, int], Callable[[], Any]] = {}
-        """(library, identity) -> the tracker's own object, or None once it is gone."""
+        """(library, identity) -> a function that returns the tracker's own object, or None once it is gone."""
         self._told: dict[tuple[str, int], dict[str, object]] = {}
         self._is_started = False
 
     def seen(self, library: str, owner: Any) -> None:
-        """The script has logged with it; `owner` is a run or writer, None where the library itself is called."""
+        """Note that the script has logged with a library.
+
+        `owner` is a run or writer; None if the library itself is called.
+        """
         if owner is None:
             run = getattr(sys.modules.get(library), "active_run", lambda: None)()
             owner = getattr(run, "info", None)
@@ -73,13 +77,13 @@ class TrackerMarks:
                 told = self._told.setdefault(key, {})
                 tracker = sink()
                 if tracker is not None and told.get(diagnosis.id) != essence:
-                    # Before it is told: what raises is not told again and again.
+                    # Marked before it is written, so that a failing write is not repeated.
                     told[diagnosis.id] = essence
                     self._guard.attempt(_WRITERS[key[0]], tracker, mark_of(diagnosis, number))
 
 
 def mark_of(diagnosis: Diagnosis, number: int) -> Mark:
-    """What a tracker is told of an incident."""
+    """Return what a tracker is told of an incident."""
     over = "over: " if diagnosis.closed_at is not None else ""
     ranks = diagnosis.causes[0].ranks if diagnosis.causes else ()
     who = f" on rank {', '.join(map(str, ranks[:4]))}{' and more' if len(ranks) > 4 else ''}" if ranks else ""  # noqa: PLR2004
@@ -118,7 +122,7 @@ def _to_board(writer: Any, mark: Mark) -> None:
 
 def _to_trackio(run: Any, mark: Mark) -> None:
     title, text, level, _, _ = mark
-    # It takes its own type alone, and only warns about any other.
+    # It accepts only its own type, and merely warns about any other.
     run.alert(title=title, text=text, level=sys.modules["trackio"].AlertLevel(level.lower()))
 
 
@@ -129,5 +133,5 @@ _WRITERS: dict[str, Callable[[Any, Mark], None]] = {
     "tensorboardX": _to_board,
     "trackio": _to_trackio,
 }
-"""Library -> how an incident is written there."""
+"""Functions that write an incident, by library."""
 LIBRARIES = frozenset(_WRITERS)

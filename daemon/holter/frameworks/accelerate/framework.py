@@ -1,4 +1,4 @@
-"""What only accelerate knows."""
+"""What holter knows of accelerate in particular."""
 
 import sys
 import weakref
@@ -19,12 +19,12 @@ def _values(_accelerator: Any, values: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _where(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], result: Any) -> str:
-    """`save_state` returns it."""
+    """Return the directory that `save_state` wrote to, which is its result."""
     return absolute(result)
 
 
 class Accelerate(Framework):
-    """An Accelerator that the script made."""
+    """A script that uses an Accelerator."""
 
     name = checkpoint = "accelerate"
     resume = "accelerator.load_state({path!r}), then skip_first_batches(loader, batches of the epoch that are done)"
@@ -36,25 +36,25 @@ class Accelerate(Framework):
     logs = (LogFunction(*_ACCELERATOR, "log", read=_values),)
 
     def optimizers_of(self, owner: Any) -> Sequence[Any]:
-        """All that it prepared."""
+        """Return the optimizers that the Accelerator prepared."""
         return getattr(owner, "_optimizers", ())
 
     def registered(self, optimizer: Any) -> Callable[[], Iterable[Any]] | None:
-        """Given to `register_for_checkpointing` when it is called."""
+        """Return a function that lists the objects given to `register_for_checkpointing`; None if no Accelerator has this optimizer."""
         for accelerator in self.owners([optimizer]):
             reference = weakref.ref(accelerator)
             return lambda: getattr(reference(), "_custom_objects", ())
         return None
 
     def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
-        """Micro-steps of `accumulate`, and registered objects."""
+        """Yield what must be put back: the micro-steps that `accumulate` counts, and registered objects."""
         for accelerator in self.owners(optimizers):
             from holter.rank.undo.state_parts import source_of  # noqa: PLC0415  imports torch
 
             yield source_of(_counted, accelerator)
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
-        """By `save_state`."""
+        """Return a keeper that saves with `save_state`; None if no Accelerator has these optimizers."""
         for accelerator in self.owners(optimizers):
             from holter.frameworks.accelerate.keeper import AccelerateKeeper  # noqa: PLC0415  imports accelerate
 
@@ -63,7 +63,10 @@ class Accelerate(Framework):
 
 
 def _counted(accelerator: Any) -> "StatePart":
-    """Taken at the beginning of a step's first forward pass: `accumulate` has counted this micro-step by then."""
+    """Copy the counters.
+
+    This happens at the beginning of a step's first forward pass, when `accumulate` has already counted this micro-step.
+    """
     from holter.rank.undo.state_parts import StatePart, put_image  # noqa: PLC0415  imports torch
 
     def put(accelerator: Any, image: Any, copies: "Copies") -> None:
@@ -78,7 +81,7 @@ def _counted(accelerator: Any) -> "StatePart":
 
 
 def _registered(accelerator: Any) -> list[Any]:
-    """The script's own objects, and schedulers that are none of torch's: those are found without us."""
+    """Return the script's own registered objects, and schedulers that are not torch's; torch's are found elsewhere."""
     kind = sys.modules["torch.optim.lr_scheduler"].LRScheduler
     schedulers = accelerator._schedulers  # noqa: SLF001
     foreign = [each for each in schedulers if not isinstance(getattr(each, "scheduler", each), kind)]

@@ -1,16 +1,18 @@
-"""accelerate: what `accelerator.save_state` writes, loaded by `accelerator.load_state` and `skip_first_batches`.
+"""Saves what `accelerator.save_state` writes, to be loaded by `accelerator.load_state` and `skip_first_batches`.
 
     state/  model.safetensors  optimizer.bin  scheduler.bin  random_states_<rank>.pkl …
 
-Held, all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and then writes the random
-states of every rank from what their rewinds say; around DeepSpeed each rank calls it for its own part. Neither names, counts nor deletes the user's own checkpoints.
+In a held step all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and
+then writes the random states of every rank from their rewinds; around DeepSpeed each rank calls it for its own part.
+The user's own checkpoints are not named, counted or deleted by either.
 
-Random states are those that a loop needs which loads first and makes its iterator then (`random_states`).
+The random states are those that a loop needs which first loads and then makes its iterator (`random_states`).
 
-A rank that saves for all is, for accelerate, the main process of a world of one, so that it writes everything and waits for nobody:
+A rank that saves for all is, for accelerate, the main process of a world of one, so that it writes everything and waits
+for nobody:
 
     PartialState, AcceleratorState    distributed_type NO, one process, index 0
-    torch.distributed                 as it is; whoever calls a collective all the same waits until the deadline of the save
+    torch.distributed                 unchanged; code that calls a collective all the same waits until the deadline of the save
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -36,16 +38,17 @@ if TYPE_CHECKING:
 REPLICATED = frozenset(
     kind for kind in DistributedType if kind is DistributedType.NO or kind.value.startswith("MULTI_")
 )
-"""Every rank has all of the model: one of them can save for all."""
+"""Kinds of jobs in which every rank has the whole model, so that one rank can save for all."""
 
 _ALONE = {"distributed_type": DistributedType.NO, "num_processes": 1, "process_index": 0, "local_process_index": 0}
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Be the only process there is, for accelerate and what is built on it.
+    """Make accelerate, and what is built on it, believe that this is the only process.
 
-    Only in a rescue: the process ends afterwards, and its main thread, blocked in a collective, reads none of this meanwhile.
+    Only in a rescue: the process ends afterwards, and its main thread, blocked in a collective, reads none of this
+    meanwhile.
     """
     kinds = PartialState, AcceleratorState
     shared: list[MutableMapping[str, Any]] = [kind._shared_state for kind in kinds]  # noqa: SLF001
@@ -60,7 +63,7 @@ def alone() -> Iterator[None]:
 
 
 class AccelerateKeeper:
-    """Saves by an Accelerator's own `save_state`."""
+    """Saves with an Accelerator's own `save_state`."""
 
     framework = "accelerate"
 
@@ -69,12 +72,12 @@ class AccelerateKeeper:
         self._optimizers = optimizers
         self._context = context
         self._num_backwards = context.log.num_backwards
-        """Completed in the step that is undone."""
+        """Number of backward passes completed in the step that is undone."""
         self._has_written_shared = False
         self.rescues_alone = True
 
     def save(self, task: Task) -> None:
-        """Write `state/`; random states and buffers of this process are rewound by now."""
+        """Write `state/`; random states and buffers of this process have been rewound before."""
         accelerator = self._accelerator
         is_alone = task.is_rescue and self.rescues_alone
         if is_alone:
@@ -101,7 +104,10 @@ class AccelerateKeeper:
             )
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that `save_state` should have written here. Optimizers and averages that the Accelerator never got are among them, so that they are found missing."""
+        """Yield the tensors that `save_state` should have written here.
+
+        They include optimizers and averages that the Accelerator never got, so that these are found missing.
+        """
         if self._has_written_shared:
             held = [innermost(each) for each in (*self._accelerator._optimizers, *self._optimizers)]  # noqa: SLF001
             unique = list({id(optimizer): optimizer for optimizer in held}.values())
@@ -110,7 +116,7 @@ class AccelerateKeeper:
                 yield from average.tensors()
 
     def _write_random_states(self, task: Task) -> None:
-        """Over what `save_state` wrote of this process; in a rescue, where it wrote as rank 0, the files of all ranks."""
+        """Overwrite the random states that `save_state` wrote: of this process, or in a rescue, where it wrote as rank 0, of all ranks."""
         is_alone = task.is_rescue and self.rescues_alone
         own = _path(task, 0 if is_alone else task.rank)
         written = torch.load(own, weights_only=False)
@@ -131,12 +137,12 @@ class AccelerateKeeper:
         random_states.check_all_known(task, ranks)
 
     def _rewind_counters(self, *, is_held: bool) -> None:
-        """Take back what the micro-steps of the undone step counted: in `accumulate`, and in a scheduler called at each of them."""
+        """Undo what the micro-steps of the undone step counted: in `accumulate`, and in a scheduler called at each of them."""
         accelerator = self._accelerator
         every, done = accelerator.gradient_accumulation_steps, self._num_backwards
         begun = accelerator.step % every or (every if done else 0)
         accelerator.step = max(0, accelerator.step - (done if is_held else begun))
-        # The last micro-step of a step has not called it yet.
+        # The last micro-step of a step has not called the scheduler yet.
         calls = done - 1 if is_held else min(done, every - 1) if accelerator.sync_gradients else done
         for scheduler in accelerator._schedulers:  # noqa: SLF001
             if isinstance(scheduler, AcceleratedScheduler) and scheduler.gradient_state.adjust_scheduler:
@@ -146,11 +152,11 @@ class AccelerateKeeper:
 def tensors_of(
     models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers that a state_dict has, and every tensor in the optimizers' states."""
+    """Yield the parameters and buffers in the models' state_dicts, and every tensor in the optimizers' states."""
     for index, model in enumerate(models):
         for name, value in model.state_dict(keep_vars=True).items():
             if isinstance(value, torch.Tensor):
-                # A parameter that trains is told from a buffer, which may well be infinite.
+                # Trained parameters keep requires_grad, which distinguishes them from buffers: those may be infinite.
                 yield f"model {index}: {name}", value if value.requires_grad else value.detach()
     for index, optimizer in enumerate(optimizers):
         for number, state in enumerate(optimizer.state.values()):
@@ -160,14 +166,17 @@ def tensors_of(
 
 
 def _uncount(scheduler: Any, calls: int) -> None:
-    """Undo calls that were counted but did not step (OneCycleLR ends by that count); a script that makes none has none to undo."""
+    """Undo counted calls that did not step, because OneCycleLR ends by that count; nothing to do if there were none."""
     counted, stepped = getattr(scheduler, "_step_count", None), getattr(scheduler, "last_epoch", None)
     if isinstance(counted, int) and isinstance(stepped, int):
         scheduler._step_count = counted - max(0, min(calls, counted - 1 - stepped))  # noqa: SLF001
 
 
 def _withhold_positions(accelerator: Any) -> list[int]:
-    """Have `save_state` leave out where stateful loaders are: none, which is noticed, is better than a wrong one. Numbers from 0."""
+    """Make `save_state` leave out the positions of stateful loaders; return the loaders' numbers, from 0.
+
+    A missing position is noticed, and better than a wrong one.
+    """
     found = []
     for number, loader in enumerate(accelerator._dataloaders):  # noqa: SLF001
         if getattr(loader, "use_stateful_dataloader", False):

@@ -1,13 +1,13 @@
-"""What only DeepSpeed knows; above all ZeRO's step, around the steps of the optimizer inside it.
+"""What holter knows of DeepSpeed in particular, above all ZeRO's step, which surrounds the steps of its inner optimizer.
 
     engine.step()
-        zero.step()                       <- the step begins: nothing is applied, and all gradients are there, reduced and partitioned
+        zero.step()                       <- the step begins: nothing is applied, and all gradients exist, reduced and partitioned
             optimizer.step()  group 0     <- too late to hold, and one of several
             optimizer.step()  group 1 …
 
-So ZeRO's step is the optimizer's step here, and what it steps inside is its own matter. Before it, its gradients are not yet where the
-inner optimizer will find them: they are lent to those who read what is applied. In fp16 ZeRO looks for overflows itself and skips such
-steps, which is no fault; DeepSpeed counts a skipped step, and so do we.
+So ZeRO's step counts as the optimizer's step, and the steps inside it are ignored. Before it, its gradients are not yet
+where the inner optimizer will find them; they are lent to those who read what is applied. In fp16 ZeRO looks for
+overflows itself and skips such steps, which is no fault; DeepSpeed counts a skipped step, and so does holter.
 """
 
 import functools
@@ -30,7 +30,7 @@ _ENGINE = ("deepspeed.runtime.engine", "DeepSpeedEngine")
 
 
 def _where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
-    """`save_checkpoint(save_dir, tag)`; without a tag it counts."""
+    """Return the path of `save_checkpoint(save_dir, tag)`; without a tag, DeepSpeed uses the step."""
     engine, *rest = args
     save_dir = kwargs["save_dir"] if "save_dir" in kwargs else rest.pop(0)
     tag = kwargs.get("tag", rest[0] if rest else None)
@@ -38,7 +38,7 @@ def _where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> st
 
 
 class DeepSpeed(Framework):
-    """An engine, the script's own or one inside an Accelerator."""
+    """A script with an engine, its own or one inside an Accelerator."""
 
     name = checkpoint = "deepspeed"
     resume = "engine.load_checkpoint({path!r})"
@@ -49,15 +49,15 @@ class DeepSpeed(Framework):
     )
 
     def attach(self, monitor: "Monitor") -> None:
-        """ZeRO's step is around the optimizer's."""
+        """Follow ZeRO's step, which surrounds the optimizer's."""
         monitor.before_backward.append(monitor.context.guard.wrap(ZeroProbe(monitor.context, monitor.steps).look))
 
     def count_steps(self, optimizer: Any) -> int | None:
-        """Skipped ones included."""
+        """Return the engine's completed steps, including skipped ones; None if no engine has this optimizer."""
         return next((int(engine.global_steps) for engine in self.owners([optimizer])), None)
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
-        """By `save_checkpoint`, or what an Accelerator around the engine makes of it."""
+        """Return a keeper that saves with `save_checkpoint`, or through the Accelerator around the engine; None without an engine."""
         for engine in self.owners(optimizers):
             from holter.frameworks.deepspeed.keeper import DeepSpeedKeeper  # noqa: PLC0415  imports torch
 
@@ -69,7 +69,7 @@ STEPS = (
     LibraryFunction("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "step"),
     LibraryFunction("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "step"),
 )
-"""Of DeepSpeed's optimizers that partition what they apply."""
+"""Step functions of DeepSpeed's optimizers that partition what they apply."""
 
 
 class ZeroProbe:
@@ -82,7 +82,7 @@ class ZeroProbe:
         self._open: list[torch.optim.Optimizer] = []
 
     def look(self) -> None:
-        """Follow what has come since the last look."""
+        """Follow what was imported since the last look."""
         for found, owners in self._awaited.come():
             self._context.patches.replace(found.name, self._around, *owners)
 
@@ -132,7 +132,7 @@ class ZeroProbe:
 
 
 def _groups(zero: Any) -> Any:
-    """The model's parameters that a ZeRO optimizer makes from its partitions, group by group."""
+    """Return the model's parameters that a ZeRO optimizer makes from its partitions, group by group."""
     return getattr(zero, "bit16_groups", None) or getattr(zero, "fp16_groups", None) or ()
 
 
@@ -142,9 +142,10 @@ def _skips_overflows(zero: Any) -> bool:
 
 
 def _is_copied(zero: Any, gradient: "torch.Tensor") -> bool:
-    """Whether nothing can still be on its way from a device into this gradient: else it would be read in the middle of a copy, and is not.
+    """Whether this gradient is complete, so that no copy from a device into it can be in progress; otherwise it is not read.
 
-    ZeRO-Offload copies on streams of its own and waits for them in its step. Nobody waits here: a stream is asked whether it has work left.
+    ZeRO-Offload copies on streams of its own and waits for them in its step. Nobody waits here: each stream is asked
+    whether it has work left.
     """
     if not gradient.is_cpu:
         return True
@@ -154,7 +155,7 @@ def _is_copied(zero: Any, gradient: "torch.Tensor") -> bool:
 
 
 def _gradients(zero: Any, names: dict[int, str]) -> "Iterator[tuple[tuple[str, Any], torch.Tensor]]":
-    """This rank's part of every reduced gradient, by the names of the parameters."""
+    """Yield this rank's part of every reduced gradient, with the parameter's name."""
     flats: Any = getattr(zero, "fp32_partitioned_groups_flat", ()) or getattr(
         zero, "single_partition_of_fp32_groups", ()
     )
@@ -163,7 +164,7 @@ def _gradients(zero: Any, names: dict[int, str]) -> "Iterator[tuple[tuple[str, A
     for number, flat in enumerate(flats):
         parts = averaged.get(number)
         if parts is None:
-            # Offloaded: it lies where the inner optimizer will find it.
+            # Offloaded: it is where the inner optimizer will find it.
             if flat.grad is not None and _is_copied(zero, flat.grad):
                 yield (f"partition {number}", flat), flat.grad
             continue

@@ -1,14 +1,16 @@
-"""DeepSpeed: what `engine.save_checkpoint` writes; through accelerate, what `accelerator.save_state` makes of it.
+"""Saves what `engine.save_checkpoint` writes, or through accelerate, what `accelerator.save_state` makes of it.
 
     state/  pytorch_model/mp_rank_00_model_states.pt                      ZeRO-3: zero_pp_rank_<rank>_mp_rank_00_model_states.pt
             pytorch_model/zero_pp_rank_<rank>_mp_rank_00_optim_states.pt  latest  random_states_<rank>.pkl …
 
-Called inside `engine.step`, before anything of ZeRO's step is done: steps, samples, loss scale and scheduler are those of the last
-completed step. Each rank's random states, and the buffers that are its own, are beside it, for `holter.restore`.
+It is called inside `engine.step`, before ZeRO's step has done anything: steps, samples, loss scale and scheduler are
+those of the last completed step. Each rank's random states, and its own buffers, are beside it, for `holter.restore`.
 
-While ranks are blocked each rank writes its own files by the same function, which then meets nobody (`no_collectives`). What of it would gather or
-free ZeRO-3's parameters is left out: the main thread may be using them. The partitions hold all that is needed, and a parameter that is gathered at
-that moment is written as the placeholder that it is between steps. All ranks must be able to save: each partition is on one rank alone.
+While ranks are blocked, each rank writes its own files with the same function, which then meets nobody
+(`no_collectives`). The parts of it that would gather or free ZeRO-3's parameters are left out, because the main thread
+may be using them. The partitions hold all that is needed, and a parameter that is gathered at that moment is written as
+the placeholder that it is between steps. All ranks must be able to save, because each partition exists on one rank
+only.
 """
 
 import re
@@ -28,7 +30,7 @@ from holter.rank.models import Model
 
 
 class DeepSpeedKeeper:
-    """Saves by an engine's own `save_checkpoint`."""
+    """Saves with an engine's own `save_checkpoint`."""
 
     framework = "deepspeed"
     rescues_alone = False
@@ -37,7 +39,7 @@ class DeepSpeedKeeper:
         self._engine = engine
         self._models = models
         self._around = around
-        """accelerate's keeper, if the engine is accelerate's."""
+        """accelerate's keeper, if the engine belongs to an Accelerator; else None."""
         if around is not None:
             around.rescues_alone = False
 
@@ -57,7 +59,7 @@ class DeepSpeedKeeper:
             random_states.write(task, named_state.own_buffers(self._models))
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Master weights and optimizer state of this rank's partition, and of the module what this rank's file has of it."""
+        """Yield master weights and optimizer state of this rank's partition, and what this rank's file has of the module."""
         engine = self._engine
         zero = engine.optimizer
         for number, part in enumerate(_master_weights(zero)):
@@ -71,7 +73,10 @@ class DeepSpeedKeeper:
             yield from _module_tensors(engine.module)
 
     def used(self, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What of a live tensor is somebody's: ZeRO-3 pads the last rank's part of each parameter with whatever lay in that memory."""
+        """Yield the parts of a live tensor that belong to parameters.
+
+        ZeRO-3 pads the last rank's part of each parameter with whatever was in that memory.
+        """
         number = re.match(r"(?:master weights of group |optimizer: )(\d+)", name)
         groups = getattr(self._engine.optimizer, "fp16_groups", ())
         group = groups[int(number[1])] if number and int(number[1]) < len(groups) else ()
@@ -88,7 +93,7 @@ class DeepSpeedKeeper:
 
 @contextmanager
 def _left_in_place(engine: Any) -> Iterator[None]:
-    """Have a save neither partition nor gather, nor ask whether all ranks call it the same."""
+    """Prevent a save from partitioning, gathering, and asking whether all ranks make the same call."""
     if engine.zero_nvme_offload_optimizer():
         raise SaveError("ZeRO's optimizer state is on NVMe, and ranks are blocked: it may be on its way there")
     zero = engine.optimizer
@@ -107,11 +112,11 @@ def _left_in_place(engine: Any) -> Iterator[None]:
 
 
 _EVENTS = ("checkpoint_event_prologue", "checkpoint_event_epilogue")
-"""Of ZeRO-3: partitions all parameters before a save, and gathers small ones after it."""
+"""Methods of ZeRO-3 that partition all parameters before a save, and gather small ones after it."""
 
 
 def _placeholders(module: torch.nn.Module) -> dict[str, Any]:
-    """A state_dict as it is between steps, when ZeRO-3 has partitioned its parameters."""
+    """Return the state_dict as it is between steps, when ZeRO-3 has partitioned its parameters."""
     state: dict[str, Any] = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if hasattr(value, "ds_tensor"):
@@ -122,7 +127,7 @@ def _placeholders(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _master_weights(zero: Any) -> Sequence[torch.Tensor]:
-    """This rank's part, without the padding that makes all parts equal: DeepSpeed leaves it out of its files."""
+    """Return this rank's part without the padding that makes all parts equal, which DeepSpeed's files do not contain."""
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         parts: Sequence[torch.Tensor] = zero.fp32_partitioned_groups_flat
     elif hasattr(zero, "single_partition_of_fp32_groups"):
@@ -133,7 +138,10 @@ def _master_weights(zero: Any) -> Sequence[torch.Tensor]:
 
 
 def _module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a state_dict has. Of a parameter that ZeRO-3 partitioned it has a placeholder, and this rank's part if it is frozen."""
+    """Yield the tensors of the state_dict.
+
+    For a parameter that ZeRO-3 partitioned, it has a placeholder, and this rank's part if the parameter is frozen.
+    """
     for name, value in module.state_dict(keep_vars=True).items():
         part = getattr(value, "ds_tensor", None)
         if part is None:

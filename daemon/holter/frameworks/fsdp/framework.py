@@ -1,4 +1,4 @@
-"""What only FSDP knows."""
+"""What holter knows of FSDP in particular."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 PARTS = "fsdp_parts"
-"""What a manifest calls parts that ranks wrote by themselves."""
+"""Name of the format, in a manifest, of parts that ranks wrote separately."""
 ASSEMBLED = "assembled"
-"""Where `holter checkpoint assemble` writes: beside `state`, which stays as it was sealed."""
+"""Folder that `holter checkpoint assemble` writes, beside `state`, which stays as it was sealed."""
 RESUME_PARTS = "`holter checkpoint assemble {path!r}`, then dcp.load from the folder that it names"
 
 
@@ -25,19 +25,22 @@ class Fsdp(Framework):
     checkpoint, resume = Loop.checkpoint, Loop.resume
 
     def attach(self, monitor: "Monitor") -> None:
-        """A snapshot asks for shards in the middle of a forward pass, which must not wait for a second of imports."""
+        """Import FSDP now if snapshots are kept.
+
+        A snapshot asks for shards in the middle of a forward pass, which must not wait a second for imports.
+        """
         if monitor.context.undo.snapshots is not None:
             import torch.distributed.fsdp  # noqa: F401, PLC0415
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
-        """Saves flat shards (FSDP1); DTensors are left to the loop's keeper."""
+        """Return a keeper for flat shards (FSDP1); None for DTensors, which the loop's keeper saves."""
         from holter.frameworks.fsdp.keeper import FlatKeeper  # noqa: PLC0415  not before a save
 
         keeper = FlatKeeper(context, optimizers)
         return keeper if keeper.is_flat() else None
 
     def sharded(self, root: Any) -> Mapping[tuple[int, str], Any]:
-        """FSDP2's own parameters, by the modules that show them or the gathered ones, wherever those are in their forward or backward pass."""
+        """Return FSDP2's sharded parameters by (id of the module, name), wherever the modules are in their forward or backward pass."""
         from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  takes a second
 
         found = {}

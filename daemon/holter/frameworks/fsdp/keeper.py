@@ -1,4 +1,4 @@
-"""FSDP1: a checkpoint of torch.distributed.checkpoint, made by its own collectives in a held step; while ranks are blocked, each rank's part alone."""
+"""Saves FSDP1: in a held step a checkpoint of torch.distributed.checkpoint; while ranks are blocked, each rank's part."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +16,10 @@ from holter.rank.framework import Task
 
 
 class FlatKeeper(DistributedKeeper):
-    """One rank's part; in a held step flat shards are gathered before they are saved."""
+    """Saves one rank's part; in a held step flat shards are gathered before."""
 
     def is_flat(self) -> bool:
-        """Whether FSDP1 holds one of the trained models."""
+        """Whether FSDP1 wraps one of the trained models."""
         roots = [model.root for model in self._models if model.root]
         return any(isinstance(each, FullyShardedDataParallel) for root in roots for each in root.modules())
 
@@ -41,7 +41,7 @@ class FlatKeeper(DistributedKeeper):
         self._written = list(_local(state, is_first=task.writes_shared))
 
     def _save_part(self, task: Task, root: torch.nn.Module, others: dict[str, Any]) -> None:
-        """Gathering would wait for ranks that are blocked."""
+        """Save this rank's part alone, because gathering would wait for ranks that are blocked."""
         self.framework = PARTS
         part = parts.part_of(root, self._optimizers) | {"others": others, "step": task.completed}
         torch.save(part, parts.path_of(task.state, task.rank))
@@ -53,7 +53,7 @@ class FlatKeeper(DistributedKeeper):
 
 
 def _local(state: dict[str, Any], *, is_first: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """What of a gathered state this rank has written: its shards, and what all ranks share if it is the first."""
+    """Yield what this rank has written of a gathered state: its shards, and the shared entries if it is the first."""
     for name, tensor in named_state.tensors(state):
         called = name.replace("optim.", "optimizer: ", 1) if name.startswith("optim.") else name
         if hasattr(tensor, "local_shards"):

@@ -1,15 +1,15 @@
-"""FSDP1's state without a collective: each rank writes the part that it holds, and `holter checkpoint assemble` joins the parts.
+"""FSDP1's state without a collective: each rank writes the part that it holds, and `holter checkpoint assemble` joins them.
 
     flat parameter   [ first.weight … | first.bias | second.weight … | padding ]
-    rank 0           [ first.weight[:96]                ]                 what a shard has of a parameter is a stretch of its elements
+    rank 0           [ first.weight[:96]                ]                 a shard has a stretch of a parameter's elements
     rank 1                               [ first.weight[96:] | first.bias | … ]
 
     state/part_rank_<rank>.pt    {"model": {name: {"shape", "start", "value"}}, "optim": {name: {key: {"start", "value"} or value}},
                                   "whole": {name: tensor}, "groups": […], "others": {key: state}, "step"}
     assembled/                   {"model", "optim", "step", …} of torch.distributed.checkpoint, as a held step writes it
 
-`whole` are buffers, and parameters that no unit shards. What ranks hold of those by the same name and not in common is found below `rank_<its number>`;
-buffers are each rank's own in its file of random states.
+`whole` holds buffers, and parameters that no unit shards. If ranks hold different ones by the same name, each rank's is
+found below `rank_<its number>`; buffers are each rank's own, in its file of random states.
 """
 
 import re
@@ -30,12 +30,12 @@ NAME = re.compile(r"part_rank_(\d+)\.pt")
 
 
 def path_of(state: Path, rank: int) -> Path:
-    """Where a rank writes its part."""
+    """Return the path of a rank's part."""
     return state / f"part_rank_{rank}.pt"
 
 
 def part_of(root: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """What this rank holds, as it lies in memory: nothing is gathered, and nothing is changed."""
+    """Return what this rank holds, as it is in memory: nothing is gathered, and nothing is changed."""
     memory = {id(p): state for optimizer in optimizers for p, state in optimizer.state.items()}
     model: dict[str, Any] = {}
     optim: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def part_of(root: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
 
 
 def _flat_parameters(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Each unit's flat parameter, and what the names of its parameters begin with."""
+    """Yield each unit's flat parameter, with the prefix of its parameters' names."""
     for path, module in root.named_modules():
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
         if handle is not None:
@@ -77,7 +77,11 @@ def _flat_parameters(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 def _remembered(
     state: Mapping[str, Any], start: int, count: int, of_flat: tuple[int, int] | None
 ) -> Iterator[tuple[str, Any]]:
-    """What an optimizer remembers of a parameter's stretch; `of_flat` is where it lies in what it remembers of the flat parameter."""
+    """Yield the optimizer's state of a parameter's stretch.
+
+    `of_flat` is the stretch's place (offset, count) in the state of the flat parameter; None if the state is the
+    parameter's own.
+    """
     for key, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             yield key, value
@@ -88,7 +92,7 @@ def _remembered(
 
 
 def _whole(root: torch.nn.Module, sharded: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Persistent buffers, and parameters that no unit shards."""
+    """Yield persistent buffers, and parameters that no unit shards."""
     for path, module in root.named_modules():
         for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
             known = plain(f"{path}.{name}" if path else name)
@@ -98,7 +102,7 @@ def _whole(root: torch.nn.Module, sharded: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def tensors_of(part: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a part, for its proof; what an optimizer remembers is called so."""
+    """Yield every tensor of a part for its proof; tensors of optimizers are named so."""
     yield from ((f"model: {name}", entry["value"]) for name, entry in part["model"].items())
     yield from ((f"model: {name}", value) for name, value in part["whole"].items())
     for name, state in part["optim"].items():
@@ -109,7 +113,10 @@ def tensors_of(part: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def assemble(directory: Path, out: Path, world_size: int) -> int:
-    """Join the parts of a sealed checkpoint into one of torch.distributed.checkpoint; returns the number of tensors. Raises VaultError."""
+    """Join the parts of a sealed checkpoint into one of torch.distributed.checkpoint; return the number of tensors.
+
+    Raises VaultError.
+    """
     state = directory / "state"
     parts = {
         int(found[1]): torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -122,7 +129,7 @@ def assemble(directory: Path, out: Path, world_size: int) -> int:
     joined = _joined(parts)
     out.mkdir(parents=True)
     with warnings.catch_warnings():
-        # One process is what is meant.
+        # A single process is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         dcp.save(joined, checkpoint_id=out, no_dist=True)
     for path in state.iterdir():
@@ -160,7 +167,7 @@ def _joined(parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, shape: Sequence[int], stretches: Iterable[Mapping[str, Any] | None]) -> torch.Tensor:
-    """A whole tensor from stretches of its elements, which may be there several times. Raises VaultError where some are missing."""
+    """Make a whole tensor from stretches of its elements, which may overlap. Raises VaultError if some are missing."""
     held = sorted((s for s in stretches if s is not None and s["value"].numel()), key=lambda one: one["start"])
     numel = torch.Size(shape).numel()
     if not held:

@@ -1,4 +1,4 @@
-"""`Trainer(..., callbacks=[holter.HolterCallback()])`."""
+"""A callback for the Hugging Face Trainer: `Trainer(..., callbacks=[holter.HolterCallback()])`."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from holter.frameworks import attach
 
 
 class HolterCallback(TrainerCallback):  # type: ignore[misc]
-    """Attaches when training begins; passes the Trainer's log on."""
+    """Attaches holter when training begins, and passes the Trainer's log on."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The model is wrapped by now."""
+        """Attach; the model has been wrapped by now."""
         attachment = attach.attach("hf_trainer")
         if attachment is not None and kwargs.get("model") is not None:
             attachment.monitor.add_model(kwargs["model"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """What the Trainer shows, which may hide a NaN."""
+        """Pass on what the Trainer shows, which may hide a NaN."""
         if logs:
             attach.log(logs)

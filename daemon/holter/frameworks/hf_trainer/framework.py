@@ -1,4 +1,4 @@
-"""What only the Hugging Face Trainer knows."""
+"""What holter knows of the Hugging Face Trainer in particular."""
 
 import os
 import sys
@@ -17,20 +17,20 @@ _TRAINER = ("transformers.trainer", "Trainer")
 
 
 def _where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
-    """`_save_checkpoint(model, trial)` names it by its step."""
+    """Return the path of `_save_checkpoint(model, trial)`, which the Trainer names by its step."""
     trainer = args[0]
     trial = kwargs.get("trial", args[2] if len(args) > 2 else None)  # noqa: PLR2004 - the signature's
     return absolute(os.path.join(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}"))  # noqa: SLF001, PTH118 - may be an address
 
 
 def _logs(handler: Any, _args: Any = None, _state: Any = None, _control: Any = None, logs: Any = None, **_: Any) -> Any:
-    # Our own callback passes it on.
+    # holter's own callback passes it on.
     is_told = any(type(callback).__name__ == "HolterCallback" for callback in getattr(handler, "callbacks", ()))
     return None if is_told else logs
 
 
 class HfTrainer(Framework):
-    """A Trainer, with the Accelerator inside it."""
+    """A script with a Trainer, and the Accelerator inside it."""
 
     name = checkpoint = "hf_trainer"
     resume = "trainer.train(resume_from_checkpoint={path!r})"
@@ -44,18 +44,18 @@ class HfTrainer(Framework):
     logs = (LogFunction("transformers.trainer_callback", "CallbackHandler", "on_log", read=_logs),)
 
     def count_steps(self, optimizer: Any) -> int | None:
-        """As its state says."""
+        """Return the steps in the Trainer's state; None if no Trainer has this optimizer."""
         return next((int(trainer.state.global_step) for trainer in self.owners([optimizer])), None)
 
     def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
-        """Its TrainerState, its flow control, callbacks that export a state, operations counted since the last log."""
+        """Yield what must be put back: TrainerState, flow control, callbacks with a state, operations counted since the last log."""
         for trainer in self.owners(optimizers):
             from holter.rank.undo.state_parts import source_of  # noqa: PLC0415  imports torch
 
             yield source_of(_counted, trainer)
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
-        """By the pieces of `_save_checkpoint`."""
+        """Return a keeper that saves with the pieces of `_save_checkpoint`; None if no Trainer has these optimizers."""
         for trainer in self.owners(optimizers):
             from holter.frameworks.hf_trainer.keeper import TrainerKeeper  # noqa: PLC0415  imports transformers
 
@@ -64,7 +64,10 @@ class HfTrainer(Framework):
 
 
 def _counted(trainer: Any) -> "StatePart":
-    """Taken at the beginning of a step's first forward pass: the Trainer counts this micro-step afterwards."""
+    """Copy the counters.
+
+    This happens at the beginning of a step's first forward pass; the Trainer counts this micro-step afterwards.
+    """
     from holter.rank.undo.state_parts import StatePart, put_image  # noqa: PLC0415  imports torch
 
     def put(trainer: Any, image: Any, copies: "Copies") -> None:
@@ -86,6 +89,6 @@ def _counted(trainer: Any) -> "StatePart":
 
 
 def exporting(trainer: Any) -> list[Any]:
-    """Callbacks that have a state of their own, and the flow control."""
+    """Return the callbacks that have a state of their own, and the flow control."""
     kind = sys.modules["transformers.trainer_callback"].ExportableState
     return [each for each in (*trainer.callback_handler.callbacks, trainer.control) if isinstance(each, kind)]

@@ -1,8 +1,8 @@
-"""Hugging Face Trainer: what it writes as `checkpoint-N`, resumed by `trainer.train(resume_from_checkpoint=…)`.
+"""Saves what the Hugging Face Trainer writes as `checkpoint-N`, for `trainer.train(resume_from_checkpoint=…)`.
 
     state/  model.safetensors  optimizer.pt  scheduler.pt  rng_state(_<rank>).pth  trainer_state.json  training_args.bin …
 
-By the pieces that the Trainer's own `_save_checkpoint` is made of, without rotation, without a best model, without the hub. When it
+It uses the pieces of the Trainer's own `_save_checkpoint`, without rotation, best model or hub. When the Trainer
 resumes, it sets random states after the first batch was fetched, or before an epoch's iterator is made:
 
     within an epoch     skip batches   fetch   set random states   forward …       so they are kept as the first forward found them
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrainerKeeper:
-    """Saves by a Trainer's own functions."""
+    """Saves with a Trainer's own functions."""
 
     framework = "hf_trainer"
     rescues_alone = True
@@ -39,11 +39,11 @@ class TrainerKeeper:
         self._trainer = trainer
         self._context = context
         self._num_backwards = context.log.num_backwards
-        """Completed in the step that is undone."""
+        """Number of backward passes completed in the step that is undone."""
         self._has_written_shared = False
 
     def save(self, task: Task) -> None:
-        """Write `state/`; random states and buffers of this process are rewound by now."""
+        """Write `state/`; random states and buffers of this process have been rewound before."""
         if task.is_rescue and not task.writes_shared:
             return
         task.state.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,10 @@ class TrainerKeeper:
                 self._save(task)
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that the Trainer should have written here, and averages of a callback, which it does not know, so that they are found missing."""
+        """Yield the tensors that the Trainer should have written here.
+
+        They include averages of a callback, which the Trainer does not know, so that these are found missing.
+        """
         if self._has_written_shared:
             yield from tensors_of([self._trainer.model], [innermost(self._trainer.optimizer)])
             for average in averages.find(self._context, [self._trainer.model]):
@@ -68,7 +71,7 @@ class TrainerKeeper:
             raise SaveError(f"the Trainer saves {kind.value} state by collectives, and ranks are blocked")
 
     def _save(self, task: Task) -> None:
-        """As `_save_checkpoint` does; a rescuer speaks for as many ranks as there are."""
+        """Save as `_save_checkpoint` does; a rescuer counts for as many ranks as there are."""
         trainer, folder = self._trainer, str(task.state)
         self._has_written_shared = trainer.args.should_save
         self._uncount(
@@ -84,7 +87,7 @@ class TrainerKeeper:
         self._save_random_states(task)
 
     def _uncount(self, num_backwards: int, *, num_ranks: int) -> None:
-        """Take back what the Trainer counted of batches whose step is undone."""
+        """Undo what the Trainer counted for batches whose step is undone."""
         trainer, state = self._trainer, self._trainer.state
         tokens = state.num_input_tokens_seen
         for inputs in _batches(trainer)[:num_backwards]:
@@ -94,7 +97,7 @@ class TrainerKeeper:
         trainer.current_flos *= num_ranks
 
     def _save_random_states(self, task: Task) -> None:
-        """The Trainer's own file, with what it will find when it resumes; in a rescue, one for every rank."""
+        """Write the Trainer's own file with the states that it needs when it resumes; in a rescue, one for every rank."""
         trainer, folder = self._trainer, task.state
         trainer._save_rng_state(str(folder))  # noqa: SLF001
         index = trainer.args.process_index
@@ -122,13 +125,13 @@ class TrainerKeeper:
         return kept
 
     def _is_at_epoch(self) -> bool:
-        """Whether the resumed Trainer begins with the iterator of an epoch, at no batch or by not skipping any."""
+        """Whether the resumed Trainer begins with an epoch's iterator: at its first batch, or because it does not skip any."""
         state = self._trainer.state
         return bool(self._trainer.args.ignore_data_skip or not state.global_step or float(state.epoch).is_integer())
 
 
 def _batches(trainer: Any) -> Sequence[Any]:
-    """The micro-batches that the Trainer fetched for the step it is in, from its own frame."""
+    """Return the micro-batches that the Trainer fetched for the current step, taken from its own stack frame."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
     while frame is not None:
         if frame.f_code.co_name == "_run_epoch" and frame.f_locals.get("self") is trainer:
@@ -138,7 +141,7 @@ def _batches(trainer: Any) -> Sequence[Any]:
 
 
 def _export(trainer: Any) -> None:
-    """Callbacks that have a state put it into the Trainer's."""
+    """Store the states of callbacks in the Trainer's state."""
     stored = trainer.state.stateful_callbacks
     for part in exporting(trainer):
         name = type(part).__name__

@@ -1,4 +1,4 @@
-"""A loop that no framework runs, and the functions that any script may save with."""
+"""A loop that no framework runs, and the save functions that any script may use."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ _DCP = ("torch.distributed.checkpoint.state_dict_saver", "")
 
 
 def _where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
-    """`dcp.save(state_dict, checkpoint_id=…)`, or the writer that it was given."""
+    """Return the path given to `dcp.save(state_dict, checkpoint_id=…)`, or that of its writer."""
     where = kwargs.get("checkpoint_id")
     writer = kwargs.get("storage_writer", args[1] if len(args) > 1 else None)
     return absolute(where if where is not None else getattr(writer, "path", ""))
@@ -27,7 +27,7 @@ class Loop(Framework):
     saves = (
         SaveFunction(*_DCP, "save", "torch.distributed.checkpoint", checkpoint="dcp", where=_where),
         SaveFunction(*_DCP, "async_save", "torch.distributed.checkpoint"),
-        # Of a script that took `save` by name before we could follow it, this is still looked up.
+        # Looked up at each call even by a script that imported `save` by name before it could be followed.
         SaveFunction(*_DCP, "_save_state_dict", checkpoint="dcp", where=_where),
         SaveFunction("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
         SaveFunction("diffusers.models.modeling_utils", "ModelMixin", "save_pretrained"),
@@ -38,7 +38,7 @@ class Loop(Framework):
     )
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper:
-        """By torch.distributed.checkpoint."""
+        """Return a keeper that saves with torch.distributed.checkpoint."""
         from holter.frameworks.loop.keeper import DistributedKeeper  # noqa: PLC0415  not before a save
 
         return DistributedKeeper(context, optimizers)

@@ -53,7 +53,8 @@ from holter.rank.context import Context
 from holter.rank.framework import Task
 
 PATIENCE_S = 15.0
-"""A plan is made in a fraction of a second: a saver that has given none by now gives none."""
+"""Seconds to wait for a saver's plan, which takes a fraction of a second; a saver that has given none by then gives
+none."""
 INCOMPLETE = ".metadata.incomplete"
 ALIASES = {
     "model": ("app.model",),
@@ -61,15 +62,15 @@ ALIASES = {
     "scheduler": ("lr_scheduler", "app.scheduler", "app.lr_scheduler"),
     "step": ("app.step",),
 }
-"""Top-level keys, and what they are called elsewhere."""
+"""Top-level keys, with the names that scripts use for them."""
 
 FOLDER = "parts/exchange"
-"""Below a folder that is gone once the checkpoint is sealed."""
+"""Folder that is removed once the checkpoint is sealed."""
 POLL_S = 0.01
 
 
 class DistributedKeeper:
-    """One rank's part of a checkpoint of torch.distributed.checkpoint."""
+    """Saves one rank's part of a checkpoint of torch.distributed.checkpoint."""
 
     framework = "dcp"
     rescues_alone = False
@@ -84,16 +85,16 @@ class DistributedKeeper:
         self._groups: Sequence[Mapping[str, Any]] = ()
         """The optimizers' groups, with the names of their parameters."""
         self.notes: list[str] = []
-        """What is to be said of a save."""
+        """Sentences to be said about a save."""
         self.is_sharded = False
-        """Known once it is saved."""
+        """Whether the state is sharded; known once it is saved."""
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank wrote, as it lies in memory: its shards, and on the first saver what all ranks share."""
+        """Yield what this rank wrote, as it is in memory: its shards, and on the first saver what all ranks share."""
         return iter(self._written)
 
     def save(self, task: Task) -> None:
-        """Write this rank's part; the first saver also says what the whole is."""
+        """Write this rank's part; the first saver also describes the whole."""
         if not self._models:
             raise SaveError("no model was seen that the optimizer trains")
         task.state.mkdir(parents=True, exist_ok=True)
@@ -113,13 +114,13 @@ class DistributedKeeper:
             raise PartlySavedError(f"averages of the weights are not saved as of this step: {', '.join(lost)}")
 
     def _lost(self, task: Task) -> list[str]:
-        """Averages that are not saved with the weights."""
+        """Return the averages that are not saved with the weights."""
         copied = [model.inner for model in self._context.models.all()] if task.is_snapshot else []
         is_lost = self._loses_averages(task)
         return [each.name for each in self._averages if is_lost and not any(each.holder is held for held in copied)]
 
     def _loses_averages(self, task: Task) -> bool:
-        """No snapshot has put them back with the weights, unless they are components that it copied."""
+        """Whether averages are of another step than the weights: a snapshot does not put them back, unless it copied them."""
         return task.is_snapshot
 
     def _save_state(self, task: Task) -> None:
@@ -157,13 +158,13 @@ class DistributedKeeper:
             raise PartlySavedError(missing)
 
     def _divide(self, task: Task, exchange: "Exchange", savers: tuple[int, ...]) -> tuple[Division, str]:
-        """What ranks hold by the same names and not in common; on the first saver also what of that is lost with its rank."""
+        """Return what ranks hold differently by the same names; on the first saver also what of that is lost with its rank."""
         lost = ""
         if task.rank == savers[0]:
             held, whys = exchange.gather("own", savers, PATIENCE_S)
             found = own_state.divide(held, savers[0])
             whys |= dict.fromkeys(task.lost, "cannot save")
-            # Where several ranks hold the same, one that is lost held it too, as far as anybody can tell.
+            # If several ranks hold the same, a lost one presumably held it too.
             if whys and any(held.values()) and (found.is_split or len(held) == 1):
                 who = "; ".join(f"rank {rank} {why}" for rank, why in sorted(whys.items()))
                 lost = f"what a rank alone held is lost with it: {who}"
@@ -186,15 +187,15 @@ class DistributedKeeper:
         *,
         division: Division,
     ) -> str:
-        """Returns what is missing of the whole, if this rank is the one who knows."""
-        # torch's writer copies ahead on a stream wherever there is an accelerator, and fails on one without streams.
+        """Write this rank's part; the first saver returns what is missing of the whole, others an empty string."""
+        # torch's writer copies ahead on a stream if there is an accelerator, and fails on one without streams.
         ahead = {} if accelerator.has_streams() else {"per_thread_copy_ahead": 0}
         is_first, writer = task.rank == savers[0], dcp.FileSystemWriter(task.state, **ahead)
         writer.set_up_storage_writer(is_first, rank=task.rank, use_collectives=True)
         exchange.put("plan", writer.prepare_local_plan(planner.create_local_plan()))
         if is_first:
             plans, silent = exchange.gather("plan", savers, PATIENCE_S)
-            # Ranks without a plan keep their place: files are called by it.
+            # Ranks without a plan keep their place, because files are named after it.
             padded = [plans.get(rank, SavePlan([], planner_data={})) for rank in range(task.world_size)]
             orders, metadata = create_default_global_save_plan(dedup_save_plans(padded, save_to_lowest_rank=True))
             exchange.put("orders", writer.prepare_global_plan(orders))
@@ -202,7 +203,7 @@ class DistributedKeeper:
         exchange.put("written", writer.write_data(plan, planner).wait())
         self._written = list(_pieces(planner, plan))
         if not is_first:
-            # Where in its files a rank's tensors lie stands in the metadata: without it nobody could read them back.
+            # The metadata says where in its files a rank's tensors are: without it nobody could read them back.
             exchange.get("end", savers[0], task.deadline_s)
             return ""
         results, late = exchange.gather("written", plans, task.deadline_s)
@@ -222,7 +223,7 @@ def _finish(
     whys: Mapping[int, str],
     groups: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Write the metadata, with all names or as an incomplete one; returns what is missing."""
+    """Write the metadata, with all names or as an incomplete one; return what is missing."""
     holes = _holes(metadata, {result.index for result in written})
     if not holes:
         writer.finish(metadata, [written, add_aliases(metadata, written, groups)])
@@ -234,7 +235,7 @@ def _finish(
 
 
 def _pieces(planner: DefaultSavePlanner, plan: SavePlan) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a plan has this rank write: a shard as its DTensor, unless it is stored in several pieces."""
+    """Yield what this rank writes by its plan: a shard as its DTensor, unless it is stored in several pieces."""
     items = [item for item in plan.items if item.tensor_data is not None]
     counts = Counter(item.index.fqn for item in items)
     for item in items:
@@ -243,7 +244,7 @@ def _pieces(planner: DefaultSavePlanner, plan: SavePlan) -> Iterator[tuple[str, 
 
 
 def _holes(metadata: Metadata, written: AbstractSet[MetadataIndex]) -> list[str]:
-    """Entries that nobody wrote, or not all of."""
+    """Return the entries that nobody wrote, or not completely."""
     found = []
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
@@ -267,7 +268,7 @@ def _is_shard(tensor: torch.Tensor) -> bool:
 def add_aliases(
     metadata: Metadata, written: Iterable[WriteResult], groups: Sequence[Mapping[str, Any]]
 ) -> list[WriteResult]:
-    """Put every entry's other names into the metadata; returns where they lie. `groups` name their parameters.
+    """Add every entry's other names to the metadata; return where they are stored. `groups` name the optimizers' parameters.
 
     An entry of the metadata is a name and a place in a file, so a second name costs a hundred bytes and no copy.
     """
@@ -292,14 +293,18 @@ def _other_paths(path: StatePath, groups: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _flattened(path: StatePath, groups: Sequence[Mapping[str, Any]]) -> Iterator[StatePath]:
-    """`optim.param_groups.0.lr` is every parameter's own `optim.param_groups.<fqn>.lr` in the flattened form."""
+    """Yield the flattened form: `optim.param_groups.0.lr` becomes `optim.param_groups.<fqn>.lr` for every parameter."""
     if path[:2] == ("optim", "param_groups") and path[-1] != "params":
         for name in groups[path[2]]["params"]:
             yield "optim", ".".join(("param_groups", name, *map(str, path[3:])))
 
 
 class Exchange:
-    """One saver's end. Pickles, as torch.distributed.checkpoint itself sends its plans, read from this directory alone, which is made for one save."""
+    """One saver's end of the exchange of files.
+
+    The files are pickles, like the plans that torch.distributed.checkpoint itself sends, and are read only from this
+    directory, which is made for one save.
+    """
 
     def __init__(self, directory: Path, rank: int, until_s: float) -> None:
         self.folder = directory / FOLDER
@@ -308,25 +313,25 @@ class Exchange:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, kind: str, content: Any) -> None:
-        """Tell the others; they see all of it or nothing."""
+        """Publish content for the others; they see all of it or nothing."""
         part = self.folder / f".{kind}-{self._rank}"
         part.write_bytes(pickle.dumps(content))
         part.rename(self.folder / f"{kind}-{self._rank}")
 
     def fail(self, error: Exception) -> None:
-        """Tell the others not to wait for this rank, if the disk still takes a file."""
+        """Tell the others not to wait for this rank, if the disk still accepts a file."""
         with contextlib.suppress(OSError):
             self.put("failure", f"{type(error).__name__}: {error}")
 
     def get(self, kind: str, rank: int, patience_s: float) -> Any:
-        """What this rank says; SaveError if it says nothing in time, or that it failed."""
+        """Return what this rank published; SaveError if it published nothing in time, or that it failed."""
         found, whys = self.gather(kind, [rank], patience_s)
         if rank not in found:
             raise SaveError(f"rank {rank} {whys[rank]}")
         return found[rank]
 
     def gather(self, kind: str, ranks: Iterable[int], patience_s: float) -> tuple[dict[int, Any], dict[int, str]]:
-        """What these ranks say, and why some do not."""
+        """Return what these ranks published, and why some did not."""
         found: dict[int, Any] = {}
         whys: dict[int, str] = {}
         began_s = clock.monotonic_s()

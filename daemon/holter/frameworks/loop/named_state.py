@@ -1,8 +1,9 @@
-"""A loop's training state by name, as `get_state_dict` of torch.distributed.checkpoint gives it, read without disturbing anybody.
+"""A loop's training state by name, as torch.distributed.checkpoint's `get_state_dict` returns it, read without side effects.
 
     {"model": {fqn: tensor}, "optim": {"state": {fqn: {…}}, "param_groups": [{…, "params": [fqn, …]}]}, "scheduler": …, "scaler": …, "ema": …}
 
-The first model's tensors are called as it calls them, those of others begin with their variable. The rest is numbered:
+The first model's tensors have the names that it gives them; those of other models begin with their variable. The rest
+is numbered:
 
     scheduler  scheduler_2 …    by the number of their optimizer
     scaler     scaler_2 …       likewise, as far as a scaler says whom it scales for
@@ -10,8 +11,9 @@ The first model's tensors are called as it calls them, those of others begin wit
 
 `names.json` beside the checkpoint says which is which.
 
-`get_state_dict` itself may not be called while main threads are blocked: of FSDP2 it reshards the parameters that the forward pass is
-using, of FSDP1 it gathers. Here a sharded parameter is taken from where FSDP2 keeps it while modules hold the gathered one.
+`get_state_dict` itself must not be called while main threads are blocked: for FSDP2 it reshards parameters that the
+forward pass is using, for FSDP1 it gathers. Here a sharded parameter is taken from where FSDP2 keeps it while modules
+hold the gathered one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,31 +28,31 @@ from holter.rank import search
 from holter.rank.models import Model
 
 NAMES = "names.json"
-"""What lies under which key, for a person."""
+"""File that says for people what is stored under which key."""
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
 
 
 class Other(NamedTuple):
-    """One thing that the state has besides models and optimizers."""
+    """An entry of the state besides models and optimizers."""
 
     key: str
-    """In the state."""
+    """Its key in the state."""
     text: str
-    """What it is, for a person."""
+    """Description for people."""
     holder: Any
-    """Has a `state_dict`."""
+    """The object, which has a `state_dict`."""
 
 
 def state_of(
     models: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer], others: Iterable[Other]
 ) -> dict[str, Any]:
-    """Everything but random states and counters."""
+    """Return everything but random states and counters."""
     weights: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, value in _entries(models):
         weights[name] = value
-        # A tied weight is known to its optimizer by its first name.
+        # The optimizer knows a tied weight by its first name.
         names.setdefault(id(value), name)
     state = {"model": weights, "optim": _optim(optimizers, names)}
     for each in others:
@@ -60,7 +62,7 @@ def state_of(
 
 
 def tensors(state: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors at any depth."""
+    """Yield tensors at any depth, with their paths."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             yield f"{path}{key}", value
@@ -71,9 +73,9 @@ def tensors(state: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, tor
 
 
 def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
-    """Persistent buffers that nobody keeps equal on all ranks: a checkpoint has those of one rank.
+    """Return persistent buffers that nobody keeps equal on all ranks; a checkpoint has those of one rank.
 
-    Read from the modules themselves: `state_dict` of FSDP1 gathers, and ranks may be blocked.
+    They are read from the modules themselves, because `state_dict` of FSDP1 gathers, and ranks may be blocked.
     """
     found = {}
     for prefix, inner in _kept(
@@ -88,32 +90,32 @@ def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
 
 
 def _entries(models: Sequence[Model]) -> Iterator[tuple[str, Any]]:
-    """Names, and what a state_dict has there."""
+    """Yield the names and values in the models' state_dicts."""
     for prefix, inner in _kept(models, models):
         for name, value in _held(inner).items():
             yield prefix + plain(name), value
 
 
 def _kept(models: Sequence[Model], wanted: Sequence[Model]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The wanted ones, and what their names begin with; `models` are all that are kept."""
+    """Yield the wanted models with the prefix of their names; `models` are all that are kept."""
     for number, model in enumerate(models):
         if model not in wanted:
             continue
         if (inner := model.inner) is None:
             raise SaveError("the script has let go of its model")
-        # It may have been found after a model that is not kept, and have got a name of its own for that.
+        # The first one may have a prefix, if it was found after a model that is not kept.
         yield (model.prefix if number else ""), inner
 
 
 def _held(module: torch.nn.Module) -> dict[str, Any]:
-    """What its state_dict has, a sharded parameter as the optimizer knows it."""
+    """Return what the module's state_dict has, with sharded parameters as the optimizer knows them."""
     sharded = Fsdp().sharded(module)
     if not sharded:
         return dict(module.state_dict(keep_vars=True))
     held: dict[str, Any] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        # The part of state_dict() below FSDP2's hook, which would reshard.
+        # This is the part of state_dict() below FSDP2's hook, which would reshard.
         part._save_to_state_dict(held, prefix, keep_vars=True)  # noqa: SLF001
         for name in list(part._parameters):  # noqa: SLF001
             if (id(part), name) in sharded:
@@ -122,7 +124,7 @@ def _held(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """As checkpoints have it."""
+    """Return the name as checkpoints have it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -142,7 +144,7 @@ def _optim(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 
 
 def find_others(optimizers: Sequence[torch.optim.Optimizer], averages: Iterable[Average]) -> list[Other]:
-    """Living schedulers, scalers and averages, in the order of their keys."""
+    """Return living schedulers, scalers and averages, in the order of their keys."""
     order = {id(search.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
     schedulers = [
         (order[id(search.innermost(scheduler.optimizer))], scheduler) for scheduler in search.schedulers(optimizers)
@@ -159,7 +161,7 @@ def find_others(optimizers: Sequence[torch.optim.Optimizer], averages: Iterable[
 
 
 def describe_others(optimizers: Sequence[torch.optim.Optimizer], found: Iterable[Other]) -> dict[str, str]:
-    """For `names.json`: each key, and what is under it."""
+    """Return each key with a description of its entry, for `names.json`."""
     groups = [
         f"optimizer {number} ({type(optimizer).__name__}): {len(optimizer.param_groups)}"
         for number, optimizer in enumerate(optimizers, 1)
@@ -178,7 +180,7 @@ def _numbered(kind: str, found: Sequence[tuple[int, Any]], optimizers: Sequence[
 
 
 def _first_scaled(scaler: Any, order: dict[int, int]) -> int:
-    """The first optimizer that it scales for in this step; beyond the last one where it has none yet."""
+    """Return the first optimizer that it scales for in this step; a number behind the last one if there is none yet."""
     scaled = getattr(scaler, "_per_optimizer_states", {})
     return min((order[each] for each in list(scaled) if each in order), default=len(order))
 

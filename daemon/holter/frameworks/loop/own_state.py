@@ -1,10 +1,11 @@
-"""State that ranks hold by the same names and not in common: stages of a pipeline, a model split by hand, experts that DDP was told to ignore.
+"""State that ranks hold by the same names but not in common: pipeline stages, hand-split models, experts that DDP ignores.
 
-    rank 0   model.0.weight [64, 32]   model.norm.weight          what differs is saved under a name a rank:
+    rank 0   model.0.weight [64, 32]   model.norm.weight          what differs is saved under a name for each rank:
     rank 1   model.0.weight [32]       model.norm.weight              rank_0.model.0.weight   rank_1.model.0.weight   model.norm.weight
 
-Each such rank finds all that it held below its own name, whether others share it or not: `dcp.load({f"rank_{rank}": state}, checkpoint_id=…)`. What
-is known to be shared (DDP's replicas, DTensors over all ranks) is not looked at; all else is compared by content, in files beside the checkpoint.
+Each such rank finds all that it held below its own name, whether others share it or not: `dcp.load({f"rank_{rank}":
+state}, checkpoint_id=…)`. What is known to be shared (DDP's replicas, DTensors over all ranks) is not examined; all
+else is compared by content, in files beside the checkpoint.
 """
 
 import hashlib
@@ -22,18 +23,18 @@ from holter.rank.models import Model, world_size
 from holter.rank.readings.fused_pass import fingerprint_of
 
 StatePath = tuple[Any, ...]
-"""Where a value stands in the nested state: keys, and numbers for the elements of a list."""
+"""Where a value is in the nested state: keys, and numbers for the elements of a list."""
 
 
 class Piece(NamedTuple):
     """What one rank holds of one entry of the state."""
 
     content: str
-    """Its fingerprint or digest, with dtype and shape."""
+    """Fingerprint or digest of the value, with dtype and shape."""
     offset: tuple[int, ...] = ()
-    """Of a DTensor: where in the whole it lies."""
+    """For a DTensor: its offset in the whole."""
     mesh: tuple[int, ...] = ()
-    """Of a DTensor: the ranks that it is spread over."""
+    """For a DTensor: the ranks that it is spread over."""
     is_buffer: bool = False
 
 
@@ -41,13 +42,13 @@ class Division(NamedTuple):
     """How the entries are divided among the ranks."""
 
     labels: Mapping[str, Mapping[int, int]]
-    """Entry -> rank -> the rank by which its version is called; only entries of which there are several versions."""
+    """Entry -> rank -> the rank after which its version is named; only entries that have several versions."""
     is_split: bool
-    """Some rank holds what the first saver does not."""
+    """Whether some rank holds what the first saver does not."""
 
     @property
     def ranks(self) -> list[int]:
-        """Those that hold a version of their own of something."""
+        """Ranks that hold a version of their own of some entry."""
         return sorted({rank for of_rank in self.labels.values() for rank in of_rank})
 
 
@@ -55,7 +56,7 @@ NOTHING = Division({}, is_split=False)
 
 
 def own_pieces(models: Sequence[Model], flat: Mapping[str, Any], paths: Mapping[str, StatePath]) -> dict[str, Piece]:
-    """What no other rank is known to hold; nothing where all that trains is shared."""
+    """Return the entries that no other rank is known to hold; empty if all that trains is shared."""
     replicas = set().union(*(model.replicas for model in models))
     weights = {paths[key][1]: value for key, value in flat.items() if paths[key][0] == "model"}
     shared = {name for name, value in weights.items() if _is_shared(value, replicas)}
@@ -69,7 +70,7 @@ def own_pieces(models: Sequence[Model], flat: Mapping[str, Any], paths: Mapping[
 
 
 def _parameter(path: StatePath) -> Any:
-    """The name of the parameter or buffer that an entry is about; None: of none."""
+    """Return the name of the parameter or buffer that an entry belongs to; None if it belongs to none."""
     if path[0] == "model":
         return path[1]
     return path[2] if path[:2] == ("optim", "state") else None
@@ -92,14 +93,15 @@ def _piece(value: Any) -> Piece:
 
 
 def divide(held: Mapping[int, Mapping[str, Piece]], first: int) -> Division:
-    """Which entries are different things on different ranks."""
+    """Find the entries that are different things on different ranks."""
     holders: dict[str, dict[int, Piece]] = {}
     for rank, pieces in sorted(held.items()):
         for key, piece in pieces.items():
             holders.setdefault(key, {})[rank] = piece
     contested = {key: of_rank for key, of_rank in holders.items() if _is_contested(of_rank.values())}
     if all(map(_is_statistic, contested.values())):
-        # Running statistics of one model, which each rank finds beside its random states: they have the names that scripts load.
+        # These are running statistics of one model, which each rank finds beside its random states: they keep the names
+        # that scripts load.
         contested = {}
     labels = {key: _labels(of_rank) for key, of_rank in contested.items()}
     return Division(labels, is_split=bool(labels) or any(first not in of_rank for of_rank in holders.values()))
@@ -122,13 +124,13 @@ def _is_statistic(of_rank: Mapping[int, Piece]) -> bool:
 
 
 def _labels(of_rank: Mapping[int, Piece]) -> dict[int, int]:
-    """Ranks of one mesh hold parts of one tensor; else ranks with equal content hold the same."""
+    """Return for each rank the first rank with the same version: of one mesh, because those hold parts of one tensor, or of equal content."""
     first: dict[object, int] = {}
     return {rank: first.setdefault(piece.mesh or piece.content, rank) for rank, piece in sorted(of_rank.items())}
 
 
 def rename(planner: Any, rank: int, division: Division) -> None:
-    """Call this rank's own versions by their own names in what a planner is about to save."""
+    """Rename this rank's own versions in what a planner is about to save."""
     for key, of_rank in division.labels.items():
         if rank in of_rank:
             path = (f"rank_{of_rank[rank]}", *planner.mappings.pop(key))
@@ -139,7 +141,7 @@ def rename(planner: Any, rank: int, division: Division) -> None:
 def add_names(
     metadata: Metadata, written: Iterable[WriteResult], plans: Mapping[int, Any], division: Division
 ) -> list[WriteResult]:
-    """Put all that each divided rank holds below its own name into the metadata; returns where it lies."""
+    """Add names below `rank_<number>` for all that each divided rank holds to the metadata; return where they are stored."""
     by_key: dict[str, list[WriteResult]] = {}
     for result in written:
         by_key.setdefault(result.index.fqn, []).append(result)

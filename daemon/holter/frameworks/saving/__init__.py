@@ -1,1 +1,1 @@
-"""Saving a halted run through its framework's own functions, so that the checkpoint loads without holter."""
+"""Saving a halted run through its framework's own functions, so that the checkpoint can be loaded without holter."""

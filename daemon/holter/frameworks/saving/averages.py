@@ -1,11 +1,12 @@
-"""Averaged copies of the trained models: no optimizer holds them, and a run that resumes without them has lost its average.
+"""Averaged copies of the trained models, which no optimizer holds; a run that resumes without them has lost its average.
 
     watch.log(ema=average)          the script says so
     AveragedModel                   torch's own, if its parameters have the shapes of a trained model's
-    any other module of such shapes, no part of a larger one, that is frozen, and changed in place again and again
+    any other module of such shapes, not part of a larger one, that is frozen, and changed in place again and again
 
-A frozen copy to compare with (a reference model) is changed a few times while it is made, and rests. A copy that could be trained, and that
-nobody logs, is not known from a model of an earlier training; one that is changed through `.data` is not seen to change.
+A frozen copy to compare with (a reference model) is changed a few times while it is made, and rests then. A copy that
+could be trained, and that nobody logs, cannot be distinguished from a model of an earlier training; changes through
+`.data` are not seen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,28 +21,29 @@ if TYPE_CHECKING:
     from holter.rank.context import Context
 
 MANY_CHANGES = 16
-"""In place, of every parameter: more than initialising and loading make."""
+"""Number of in-place changes of every parameter from which on it counts as updated; initialising and loading make
+fewer."""
 
 
 class Average(NamedTuple):
-    """One copy."""
+    """One averaged copy."""
 
     name: str
-    """What the script calls it, or its class."""
+    """Variable that holds it in the script, or its class."""
     holder: Any
-    """A module, or an object with a `state_dict`."""
+    """The module, or an object with a `state_dict`."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What must be found again of it."""
+        """Yield the tensors of it that a checkpoint must contain."""
         if isinstance(self.holder, torch.nn.Module):
             for name, parameter in self.holder.named_parameters():
                 yield f"{self.name}, an average: {name}", parameter.detach()
 
 
 def find(context: "Context", trained: Sequence[torch.nn.Module]) -> list[Average]:
-    """Those that live, in the order of their names."""
+    """Return the living averages, in the order of their names."""
     ours = {id(p) for model in trained for p in model.parameters()}
-    # A model that an optimizer stepped, perhaps long ago, is no average of another.
+    # A model that an optimizer once stepped is no average of another.
     ours |= {id(p) for model in context.models if model.was_optimized for _, p in model.parameters}
     shapes = [_shapes(model.parameters()) for model in trained]
     found: dict[int, Any] = {id(each): each for each in context.models.averages}
@@ -49,12 +51,12 @@ def find(context: "Context", trained: Sequence[torch.nn.Module]) -> list[Average
         parameters = parameters_of(module)
         if _shapes(parameters) in shapes and (isinstance(module, AveragedModel) or _is_updated(parameters)):
             found[id(module)] = module
-    # A wrapper, a part or an alias of what is trained is none.
+    # A wrapper, a part or an alias of a trained model is no average.
     return _named([each for each in found.values() if not any(id(p) in ours for p in parameters_of(each))])
 
 
 def _named(found: Sequence[Any]) -> list[Average]:
-    """What no variable holds comes last: it may be waiting to be collected."""
+    """Name the averages; those that no variable holds come last, because they may be waiting to be collected."""
     named = sorted(
         ((variable_of(each), type(each).__name__, each) for each in found), key=lambda it: (not it[0], it[:2])
     )
@@ -70,6 +72,6 @@ def _shapes(parameters: Any) -> list[torch.Size]:
 
 
 def _is_updated(parameters: Sequence[Any]) -> bool:
-    # Nobody counts the changes of inference tensors.
+    # Changes of inference tensors are not counted.
     resting = (p.requires_grad or p.is_inference() or p._version <= MANY_CHANGES for p in parameters)  # noqa: SLF001
     return bool(parameters) and not any(resting)

@@ -1,7 +1,7 @@
-"""A pickle read with stand-ins: nothing that it names is imported or run, and what it unfolds to is bounded by what it holds.
+"""Reads a pickle with stand-ins: nothing that it names is imported or run, and what it unfolds to is bounded.
 
-A stand-in keeps the arguments and the state that the file gives an object, which is all that a reader of tensors needs. Names by which a file could run
-something if it were loaded by others are kept for who asks (`named_code`): here they did nothing, elsewhere they will.
+A stand-in keeps the arguments and the state that the file gives an object, which is all that a reader of tensors needs.
+Names of code that would run if somebody else loaded the file are kept in `named_code`: here they did nothing.
 """
 
 import collections
@@ -14,20 +14,20 @@ from typing import Any, Self
 from holter.errors import VaultError
 
 ROOM = 1_000_000
-"""Items that any file may unfold to, beside one for each of its bytes."""
+"""Number of items that any file may unfold to, in addition to one for each of its bytes."""
 _RUNS = frozenset({
     "os", "posix", "nt", "subprocess", "sys", "runpy", "importlib", "socket", "shutil", "ctypes", "pty", "code", "codeop", "webbrowser",
     "commands", "signal", "pickle", "marshal", "timeit", "cProfile", "pdb", "bdb", "pip",
 })  # fmt: skip
-"""Modules whose names have no place in a checkpoint: what they hold acts when it is called."""
+"""Modules whose names have no place in a checkpoint, because their functions act when they are called."""
 _BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open", "apply", "execfile", "breakpoint", "input"})
 
 
 class Inert:
-    """Stands for an object of a class that is not to be run."""
+    """Stand-in for an object whose class must not be run."""
 
     def __new__(cls, *arguments: Any, **_: Any) -> Self:
-        """Any arguments will do."""
+        """Accept and keep any arguments."""
         made = super().__new__(cls)
         made.__dict__["arguments"] = arguments
         return made
@@ -36,7 +36,7 @@ class Inert:
         pass
 
     def __call__(self, *arguments: Any, **_: Any) -> "Inert":
-        """What it would make is as inert as itself."""
+        """Return another stand-in for what a call would make."""
         return Inert(self, *arguments)
 
     def __setstate__(self, state: Any) -> None:
@@ -46,11 +46,11 @@ class Inert:
             self.__dict__["state"] = state
 
     def append(self, item: Any) -> None:
-        """Of a list's subclass."""
+        """Keep an item, as for an instance of a list's subclass."""
         self.__dict__.setdefault("items", []).append(item)
 
     def extend(self, items: Any) -> None:
-        """Of a list's subclass."""
+        """Keep items, as for an instance of a list's subclass."""
         self.__dict__.setdefault("items", []).extend(items)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -58,16 +58,16 @@ class Inert:
 
 
 class InertUnpickler(pickle.Unpickler):
-    """Raises VaultError, or whatever a damaged pickle makes it stumble over."""
+    """Unpickles with stand-ins; raises VaultError, or whatever error a damaged pickle causes."""
 
     def __init__(self, content: bytes) -> None:
         _refuse_large_memo(content)
         super().__init__(io.BytesIO(content))
         self.named_code: list[str] = []
-        """Names of what would act, were it called."""
+        """Names of code that would act if it were called."""
         self._room = len(content) + ROOM
         self._plain: dict[tuple[str, str], Callable[..., Any]] = {
-            # As it is: a state_dict carries its versions as an attribute.
+            # A real one, because a state_dict carries its versions as an attribute.
             ("collections", "OrderedDict"): self._bounded(collections.OrderedDict),
             ("builtins", "set"): self._bounded(set),
             ("builtins", "frozenset"): self._bounded(frozenset),
@@ -79,11 +79,11 @@ class InertUnpickler(pickle.Unpickler):
         }
 
     def plain(self, module: str, name: str) -> Any:
-        """What a name means, if it is harmless; None: a stand-in."""
+        """Return the meaning of a harmless name; None if a stand-in must be used."""
         return self._plain.get((module, name))
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for this name."""
+        """Return what replaces this name."""
         module = "builtins" if module == "__builtin__" else module  # as old protocols, torch's among them, call it
         found = self.plain(module, name)
         if found is not None:
@@ -94,11 +94,14 @@ class InertUnpickler(pickle.Unpickler):
         return type(name.rpartition(".")[2] or "Inert", (Inert,), {})
 
     def persistent_load(self, key: Any) -> Any:
-        """A pickle by itself refers to nothing outside."""
+        """Refuse references to outside objects; a plain pickle has none."""
         raise VaultError(f"it refers to {key!r}, which is not in it")
 
     def _bounded(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """A few bytes can refer to one long list a million times, and each copy takes its own memory."""
+        """Wrap a constructor with a limit.
+
+        A few bytes can refer to one long list a million times, and each copy takes its own memory.
+        """
 
         def made(*parts: Any) -> Any:
             self._spend(sum(len(part) for part in parts if isinstance(part, Sized)))
@@ -107,7 +110,10 @@ class InertUnpickler(pickle.Unpickler):
         return made
 
     def _bytes(self, content: Any = b"", encoding: Any = "latin1") -> bytes:
-        """What is in the file, as bytes; a number would ask for so much empty memory, another codec for a multiple."""
+        """Return the content as bytes.
+
+        Anything else is refused: a number would ask for that much empty memory, another codec for a multiple of it.
+        """
         if isinstance(content, str) and encoding in {"latin1", "latin-1", "utf-8", "ascii"}:
             content = content.encode(encoding)
         if not isinstance(content, bytes | bytearray):
@@ -122,7 +128,10 @@ class InertUnpickler(pickle.Unpickler):
 
 
 def _refuse_large_memo(content: bytes) -> None:
-    """The unpickler makes room for every place below the one that is named: five bytes would ask for gigabytes."""
+    """Refuse a pickle that names a far memo place.
+
+    The unpickler reserves memory for every lower place: five bytes could ask for gigabytes.
+    """
     if not any(code in content for code in (b"r", b"p")):
         return
     for operation, argument, _ in pickletools.genops(content):

@@ -1,9 +1,9 @@
-"""A framework's own function that saves, called by each rank alone while main threads are blocked: it meets nobody.
+"""Lets each rank call a framework's own save function alone, while main threads are blocked, without meeting other ranks.
 
-    barrier                       returns at once: whoever waits for all ranks before it writes its own file need not
-    all_reduce, all_gather …      SaveError: what it would have been told is not known
+    barrier                       returns at once: there is no need to wait for all ranks before writing an own file
+    all_reduce, all_gather …      SaveError: the answer of the others is not known
 
-Only in the thread that saves: a main thread that is blocked, and may yet go on, has the functions as they were.
+This holds only in the thread that saves: a blocked main thread, which may yet go on, has the functions as they were.
 """
 
 import threading
@@ -25,7 +25,7 @@ TALK = (
 
 @contextmanager
 def no_collectives() -> Iterator[None]:
-    """Functions of torch.distributed that talk to other ranks do not, in this thread."""
+    """Disable the functions of torch.distributed that talk to other ranks, in this thread."""
     here = threading.get_ident()
     before = {name: getattr(dist, name) for name in (*BARRIERS, *TALK)}
     for name, original in before.items():

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from holter.rank.undo.rewind import Rewound
 
 AT_STEP = "torch_at_step"
-"""Under this name a file of random states has S as well, for those who set it when the loader has drawn."""
+"""Key under which a file of random states also has S, for those who set it after the loader has drawn."""
 WORDS = 624
 SHIFT = 397
 WORDS_OF_A_SEED = 2
 _UPPER, _LOWER, _MATRIX = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0x9908B0DF)
 _LAYOUT = np.dtype([("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)])
-"""How `torch.get_rng_state` begins."""
+"""Layout of the beginning of `torch.get_rng_state`."""
 
 
 def num_seeds_ahead(context: "Context", rewound: "Rewound") -> int:
-    """How many seeds a resumed loop draws from torch's generator before the step, that the halted run did not draw after it began."""
+    """Return how many seeds a resumed loop draws from torch's generator before the step, but the halted run did not draw after it began."""
     feeding = context.data.under_way(context.undo.rewind.fed_by)
     drawn = [seeds for loader, seeds in feeding if loader.generator is None]
     own = set(next_seeds(rewound.torch_state, len(drawn)))
@@ -60,13 +60,13 @@ def num_seeds_ahead(context: "Context", rewound: "Rewound") -> int:
 
 
 def as_loaded(state: torch.Tensor, num_seeds: int) -> dict[str, torch.Tensor]:
-    """What torch has in a file in accelerate's shape: what is loaded, and S where that is another."""
+    """Return torch's entries for a file in accelerate's format: the state to load, and S if that differs."""
     before = before_seeds(state, num_seeds) if num_seeds else None
     return {"torch_manual_seed": state} if before is None else {"torch_manual_seed": before, AT_STEP: state}
 
 
 def check_all_known(task: Task, ranks: Iterable[int]) -> None:
-    """Say whose random state could not be written."""
+    """Raise PartlySavedError if the random state of some rank could not be written."""
     missing = [rank for rank in ranks if rank not in task.rewinds]
     if missing:
         named = ", ".join(map(str, missing))
@@ -74,7 +74,10 @@ def check_all_known(task: Task, ranks: Iterable[int]) -> None:
 
 
 def write(task: Task, buffers: Mapping[str, torch.Tensor]) -> list[int]:
-    """This rank's own; the first saver writes those of ranks that do not save. Returns whose it was to write, known or not."""
+    """Write this rank's states; the first saver also writes those of ranks that do not save.
+
+    Returns the ranks whose states it had to write, known or not.
+    """
     ranks = {task.rank}
     if task.savers and task.rank == task.savers[0]:
         ranks |= set(range(task.world_size)) - set(task.savers)
@@ -95,12 +98,12 @@ def write(task: Task, buffers: Mapping[str, torch.Tensor]) -> list[int]:
 
 
 def device_key(kind: str) -> str:
-    """As accelerate names the states of an accelerator's generators."""
+    """Return accelerate's key for the states of an accelerator's generators."""
     return f"torch_{kind}_manual_seed"
 
 
 def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
-    """See `holter.restore`."""
+    """Restore this rank's random states; see `holter.restore`."""
     folder = Path(directory)
     state = folder / STATE if (folder / STATE).is_dir() else folder
     path = _path(state, place.find().rank)
@@ -126,7 +129,7 @@ def _path(state: Path, rank: int) -> Path:
 
 
 def _set_buffers(model: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
-    """By the names that checkpoints have: the model may be wrapped by now, or may not have been then."""
+    """Set buffers by the names that checkpoints use, because the model may be wrapped now or may have been then."""
     inner = Model(model, "").inner
     assert inner is not None
     with torch.no_grad():
@@ -136,23 +139,23 @@ def _set_buffers(model: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> No
 
 
 def _numpy_parts() -> list[Any]:
-    """What a pickled state of numpy's generator is made of."""
+    """Return what a pickled state of numpy's generator consists of."""
     from numpy._core import multiarray  # noqa: PLC0415  not in numpy before 1.26
 
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # noqa: SLF001
 
 
 def next_seeds(state: torch.Tensor, number: int) -> list[int]:
-    """What as many iterators of a DataLoader would draw from here, one after the other."""
+    """Return the seeds that so many iterators of a DataLoader would draw from this state, one after the other."""
     return _drawn(state, number)[0]
 
 
 def before_seeds(state: torch.Tensor, number: int) -> torch.Tensor | None:
-    """The state from which so many seeds lead to this one; None: this is not the generator that we know."""
+    """Return the state from which so many seeds lead to this one; None if it is no generator of the known kind."""
     found = state.clone()
     head = _head(found)
     words = head["words"][0].astype(np.uint32)
-    # Of words that are all used none is left but the twist that comes next.
+    # If all words are used, the next draw twists the block first.
     place = WORDS + 1 - int(head["left"][0]) - WORDS_OF_A_SEED * number
     if place <= -WORDS:
         return None
@@ -169,19 +172,19 @@ def before_seeds(state: torch.Tensor, number: int) -> torch.Tensor | None:
 def _drawn(state: torch.Tensor, number: int) -> tuple[list[int], torch.Tensor]:
     generator = torch.Generator()
     generator.set_state(state)
-    # As `_BaseDataLoaderIter` draws it.
+    # Drawn in the same way as by `_BaseDataLoaderIter`.
     found = [int(torch.empty((), dtype=torch.int64).random_(generator=generator).item()) for _ in range(number)]
     return found, generator.get_state()
 
 
 def _head(state: torch.Tensor) -> np.ndarray:
-    """The part that we know, to be read and written in place."""
+    """Return the known part of the state, to be read and written in place."""
     head: np.ndarray = state.numpy()[: _LAYOUT.itemsize].view(_LAYOUT)
     return head
 
 
 def _plain(state: torch.Tensor) -> torch.Tensor:
-    """A freshly seeded generator stands at the beginning of words that are never used: the same as at their end."""
+    """Make equal states comparable: a freshly seeded generator stands at the beginning of words that it never uses, which equals their end."""
     found = state.clone()
     head = _head(found)
     if head["left"][0] == 1:
@@ -190,7 +193,7 @@ def _plain(state: torch.Tensor) -> torch.Tensor:
 
 
 def _untwisted(new: np.ndarray) -> np.ndarray:
-    """The block before this one. Of its first word one bit is known; no other is ever used again."""
+    """Return the block before this one. Of its first word only one bit is known, but the others are never used again."""
     mixed = np.empty_like(new)
     rest = WORDS - SHIFT
     mixed[rest:] = _unmixed(new[rest:] ^ new[:SHIFT])
@@ -203,7 +206,7 @@ def _untwisted(new: np.ndarray) -> np.ndarray:
 
 
 def _unmixed(twisted: np.ndarray) -> np.ndarray:
-    """The bits that were shifted: a word's highest, and the lower ones of the word after it."""
+    """Return the bits that were shifted: the highest of each word, and the lower ones of the next word."""
     is_odd = twisted >> np.uint32(31)
     found: np.ndarray = ((twisted ^ (is_odd * _MATRIX)) << np.uint32(1)) | is_odd
     return found

@@ -40,7 +40,7 @@ TORCH_SAVED = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _PIECES = re.compile(r"__(\d+)_\d+\.distcp")
 MAX_CONTAINERS = 10_000_000
 MAX_REPEATS = 65_536
-"""How often an expanded tensor may repeat what is stored of it: masks and tables are kept so."""
+"""How often an expanded tensor may repeat its stored elements; masks and tables are stored so."""
 
 Named = tuple[str, torch.Tensor]
 _DTYPES = {
@@ -58,9 +58,9 @@ _DTYPES = {
     "ComplexFloat": torch.complex64,
 }
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Lengths of name and extra field, before the content."""
+"""Reads the lengths of name and extra field, which precede the content."""
 _Storage = tuple[torch.Tensor, torch.dtype]
-"""Raw bytes, and what they are if nobody says otherwise."""
+"""The raw bytes, and their dtype unless the tensor names another."""
 
 
 def holds_tensors(name: str) -> bool:
@@ -69,7 +69,10 @@ def holds_tensors(name: str) -> bool:
 
 
 def tensors_in(path: Path) -> Iterator[Named]:
-    """Those of one file. Raises VaultError with why it cannot be read safely, perhaps after some of them."""
+    """Yield the tensors of one file.
+
+    Raises VaultError with the reason if it cannot be read safely, perhaps after some tensors.
+    """
     read = {".safetensors": _of_safetensors, ".distcp": _of_pieces}.get(path.suffix, _of_torch_save)
     try:
         yield from read(path)
@@ -107,13 +110,13 @@ def _of_pieces(path: Path) -> Iterator[Named]:
 
 
 class _Piece:
-    """Where one item of a distributed checkpoint lies."""
+    """Where one item of a distributed checkpoint is stored."""
 
     def __init__(self, index: Any, info: Any) -> None:
         self.name = str(index.fqn)
         corner = getattr(index, "offset", None)
         self.is_bytes = corner is None
-        """Not a tensor by itself; there may be some in it."""
+        """Whether the item is no tensor by itself; it may contain some."""
         self.corner = tuple(corner or ())
         self.file, self.offset, self.length = str(info.relative_path), int(info.offset), int(info.length)
 
@@ -137,7 +140,7 @@ def _pieces(path: Path, _written_ns: int) -> list[_Piece]:
 
 
 def _walk(name: str, thing: Any, seen: set[int] | None = None) -> Iterator[Named]:
-    """Tensors in it, by their path; what holds itself is entered once."""
+    """Yield the tensors inside, by their path; an object that contains itself is entered once."""
     seen = set() if seen is None else seen
     if isinstance(thing, torch.Tensor):
         yield name, thing
@@ -157,11 +160,11 @@ def _inside(thing: Any) -> Iterator[tuple[Any, Any]]:
 
 
 OnFile = Callable[[str, int], None]
-"""Told a file's name and its bytes before it is read."""
+"""Called with a file's name and size in bytes before it is read."""
 
 
 def compare(directory: Path, manifest: Manifest, on_file: OnFile) -> Iterator[Problem]:
-    """Tensors that are not those that were sealed."""
+    """Yield the tensors that differ from those that were sealed."""
     by_file: dict[str, dict[str, StoredTensor]] = {}
     for tensor in manifest.tensors:
         by_file.setdefault(tensor.file, {})[tensor.name] = tensor
@@ -199,7 +202,7 @@ class Surveyed:
 
 
 def survey(path: Path, on_file: OnFile) -> Surveyed:
-    """Whether every tensor can be read, and how many values are not finite. Raises OSError."""
+    """Check whether every tensor can be read, and how many values are not finite. Raises OSError."""
     found = Surveyed()
     root = path if path.is_dir() else path.parent
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
@@ -231,23 +234,23 @@ def _survey_file(file: Path, name: str, found: Surveyed) -> None:
 
 
 def _is_meant_to_hold_tensors(file: Path) -> bool:
-    """By its format; a name such as `.bin` may be anything's."""
+    """Whether the file's format says that it holds tensors; a name such as `.bin` may be used for anything."""
     with file.open("rb") as opened:
         return file.suffix not in TORCH_SAVED or opened.read(2) == b"PK"
 
 
 def _load(source: Path | bytes) -> Any:
-    """The objects of a file, or of a piece of one. Raises VaultError, or whatever a damaged one makes its reader stumble over."""
+    """Return the objects of a file, or of a piece of one. Raises VaultError, or whatever error a damaged one causes."""
     if isinstance(source, Path):
         with source.open("rb") as file, zipfile.ZipFile(file) as archive:
-            # A private copy of each page that is touched: torch wants memory that could be written.
+            # Each touched page is a private copy, because torch wants writable memory.
             return _reader(archive, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)).load()
     with zipfile.ZipFile(io.BytesIO(source)) as archive:
         return _reader(archive, bytearray(source)).load()
 
 
 def _named_code(path: Path) -> list[str]:
-    """Names in what torch.save wrote that act when somebody else loads it."""
+    """Return names in a file of torch.save that would act if somebody else loaded it."""
     if path.suffix not in TORCH_SAVED:
         return []
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -279,7 +282,7 @@ class _Reader(InertUnpickler):
         self._archive, self._buffer, self._folder = archive, buffer, objects.removesuffix("data.pkl")
 
     def plain(self, module: str, name: str) -> Any:
-        """Tensors are made as torch makes them; the rest is as in every pickle."""
+        """Make tensors as torch does; the rest is as in every pickle."""
         if module == "torch._utils" and name in _REBUILD:
             return _REBUILD[name]
         if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):
@@ -290,7 +293,7 @@ class _Reader(InertUnpickler):
         return found if isinstance(found, torch.dtype) else super().plain(module, name)
 
     def persistent_load(self, key: Any) -> _Storage:
-        """A storage: ('storage', type, name, device, elements)."""
+        """Return a storage; the key is ('storage', type, name, device, elements)."""
         _, dtype, name, *_ = key
         entry = self._archive.getinfo(f"{self._folder}data/{name}")
         names, extra = _LOCAL_HEADER.unpack_from(self._buffer, entry.header_offset)
@@ -305,14 +308,14 @@ class _Reader(InertUnpickler):
 def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, *_: Any) -> torch.Tensor:
     content, dtype = storage
     elements, told = content.view(dtype), math.prod(size)
-    # A tensor that was expanded repeats what it has; one that repeats it without end is no tensor of a model.
+    # An expanded tensor repeats what is stored; one that repeats it without end belongs to no model.
     if told > MAX_REPEATS * max(1, elements.numel()):
         raise VaultError(f"a tensor of {told} elements has {elements.numel()} in the file")
     return torch.as_strided(elements, tuple(size), tuple(stride), offset)
 
 
 def _tensor_of_dtype(storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) -> torch.Tensor:
-    """Of a dtype that came after typed storages: (…, requires_grad, hooks, dtype)."""
+    """Make a tensor of a dtype that was added after typed storages: (…, requires_grad, hooks, dtype)."""
     return _tensor((storage[0], rest[2]), offset, size, stride)
 
 

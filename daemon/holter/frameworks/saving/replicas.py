@@ -1,7 +1,9 @@
-"""Whether ranks that must hold the same do, at the moment of a save: one root for each set of ranks, and a table behind it for whoever finds roots apart.
+"""Shows whether replicas are equal at the moment of a save: a root for each set of ranks, and a table behind it.
 
-parts/<rank>.json        replica_roots: {"all": root, "<digest of the ranks>": root}
-parts/<rank>.replicas    {"all": {name: fingerprint}, …}
+    parts/<rank>.json        replica_roots: {"all": root, "<digest of the ranks>": root}
+    parts/<rank>.replicas    {"all": {name: fingerprint}, …}
+
+The table is read if roots differ.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ Tables = dict[str, dict[str, str]]
 
 
 def tables_of(models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> Tables:
-    """Parameters that other ranks hold too, and what optimizers remember of them."""
+    """Return tables of the parameters that other ranks hold too, and of their optimizers' state."""
     found: Tables = {}
     memory = {id(p): state for optimizer in optimizers for p, state in optimizer.state.items()}
     for model in models:
@@ -36,7 +38,7 @@ def tables_of(models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> Ta
 
 
 def roots_of(tables: Tables) -> dict[str, str]:
-    """One digest for each table."""
+    """Return one digest for each table."""
     return {
         ranks: _digest(*(f"{name} {print_}" for name, print_ in sorted(table.items())))
         for ranks, table in tables.items()
@@ -44,7 +46,7 @@ def roots_of(tables: Tables) -> dict[str, str]:
 
 
 def _counterparts(tensor: Any) -> str:
-    """The ranks that hold the same part of a DTensor; empty: it is none, or this rank alone does."""
+    """Return the key of the ranks that hold the same part of a DTensor; empty if it is none, or only this rank does."""
     placements: Any = getattr(tensor, "placements", None)
     mesh: Any = getattr(tensor, "device_mesh", None)
     coordinate = mesh.get_coordinate() if placements and mesh is not None else None
