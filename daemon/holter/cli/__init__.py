@@ -38,14 +38,14 @@ WRONG_USE = 2
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says one sentence and no usage dump: the sentence is what is read at three in the morning."""
+    """A parser that reports wrong use in one sentence, without dumping the usage: at three in the morning the sentence is what counts."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 fine, 1 something is wrong with the run, 2 wrong use."""
+    """Run a command and return its exit code: 0 fine, 1 something is wrong with the run, 2 wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
@@ -56,19 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `holter report | head`: the reader has seen enough.
+        # As in `holter report | head`: the reader has seen enough.
         sys.stderr.close()
         return 0
 
 
 def _help(arguments: Sequence[str]) -> str:
-    """The help of the command that was meant."""
+    """Return the command line that shows the help of the intended command."""
     chosen = next((word for word in arguments if not word.startswith("-")), "")
     return f"holter {chosen} --help" if chosen in COMMANDS else "holter --help"
 
 
 def parser_of(*commands: str) -> argparse.ArgumentParser:
-    """All commands by name; these with their options, for which each one's module is imported."""
+    """Return a parser that knows all commands by name, and the options of the given ones, whose modules are imported."""
     parser = _Parser(prog="holter", description=holter.__doc__)
     parser.add_argument("--version", action="version", version=f"holter {holter.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -82,7 +82,7 @@ def parser_of(*commands: str) -> argparse.ArgumentParser:
 
 
 def _check_name(name: str) -> None:
-    """A command that does not exist: the nearest one is named, not all of them."""
+    """Refuse a command that does not exist, naming only the most similar one."""
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         raise UsageError(f"there is no command {name!r}" + (f"; `holter {near[0]}` is near" if near else ""))
@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         _check_name(arguments[0])
     parser = parser_of(*[argument for argument in arguments if not argument.startswith("-")][:1])
-    # What follows `--` is somebody else's command.
+    # The words after `--` are somebody else's command.
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:split])
     args.words = arguments[split + 1 :]

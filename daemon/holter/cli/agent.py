@@ -17,13 +17,13 @@ from holter.errors import UsageError
 from holter.transport.local_socket import AUTO, lock, prepare, socket_of
 
 LARGE = 16_000
-"""Ranks of a job of which nobody says how large it is: then the agent reports once a second."""
+"""Number of ranks assumed if nobody says how large the job is; the agent then reports once a second."""
 
 logger = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "--socket",
         default="",
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until its sidecars have left, or SIGTERM."""
+    """Serve until the sidecars have left, or until SIGTERM."""
     if args.clock_base_ns is not None:
         clock.go_on_from(args.clock_base_ns)
     ours, wrong = usable()
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _whom_to_tell(args: argparse.Namespace, ours: Settings) -> tuple[str, str]:
-    """The coordinator's address, and the token to report."""
+    """Return the coordinator's address, and the token for reporting to it."""
     address = args.coordinator or ours.coordinator or ours.nats
     if not address:
         raise UsageError("the coordinator's address is needed: --coordinator, HOLTER_COORDINATOR or HOLTER_NATS")

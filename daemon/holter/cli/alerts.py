@@ -20,7 +20,7 @@ spec:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "--write", metavar="DIR", help="write DIR/alerts/*.yml and DIR/runbooks/*.md instead of printing"
     )
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write."""
+    """Print the alert rules, or write them with their pages into a directory."""
     if not args.runbooks.startswith(("http://", "https://")):
         raise UsageError(f"--runbooks {args.runbooks}: must begin with http:// or https://")
     base = args.runbooks.rstrip("/")
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(folder: Path, base: str) -> None:
-    """What is no alert any more loses its page."""
+    """Write the rules and pages, and remove pages whose alert no longer exists."""
     rules, runbooks = alerts.rule_files(base), pages.runbook_files()
     try:
         _fill(folder / "alerts", rules)

@@ -26,7 +26,7 @@ from holter.records.titles import titled
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     verify = actions.add_parser("verify", help="read a checkpoint back and compare it with what was sealed")
@@ -47,7 +47,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify: 0 good, 1 not good. List: 0. Newest: 0, 1 there is none. Assemble: 0 it is there, 1 the parts are not good."""
+    """Run the action.
+
+    Exit codes: verify 0 good, 1 not good; list 0; newest 0, 1 if there is none; assemble 0 done, 1 if the parts are not
+    good.
+    """
     if args.action == "verify":
         return _verify(Path(args.directory), is_json=args.json)
     return {"assemble": _assemble, "list": _list, "newest": _newest}[args.action](args)
@@ -191,7 +195,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _of_run(found: RunReader) -> "list[_Entry]":
-    """Oldest first."""
+    """Return all known checkpoints of a run, oldest first."""
     run_dir = found.directory
     if run_dir is None:
         state = found.ask("/api/v1/status")
@@ -202,7 +206,7 @@ def _of_run(found: RunReader) -> "list[_Entry]":
 
 
 class _Entry(NamedTuple):
-    """A checkpoint in the list."""
+    """One checkpoint in the list."""
 
     step: int
     verdict: str

@@ -19,13 +19,13 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=(*SHELLS, "man"), help="for which shell, or man")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the completion script or the man page."""
     parser = cli.parser_of(*cli.COMMANDS)
     sys.stdout.write(("\n".join(man_page(parser)) if args.shell == "man" else _completion(parser, args.shell)) + "\n")
     return 0
@@ -40,7 +40,7 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def man_page(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """In man's own macros: a section of commands, each with its description and options."""
+    """Yield the lines of the man page, in man's own macros, with a section for each command."""
     yield f'.TH HOLTER 1 "" "holter {holter.__version__}" "User Commands"'
     yield from (".SH NAME", "holter \\- a Holter monitor for distributed training")
     yield from (".SH SYNOPSIS", ".B holter", ".I COMMAND", "[options]")
@@ -57,7 +57,7 @@ def man_page(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Depth first."""
+    """Yield all commands with their parsers, depth first."""
     for action in parser._actions:  # noqa: SLF001
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for name, command in action.choices.items():
@@ -78,7 +78,7 @@ def _option(command: argparse.ArgumentParser, action: argparse.Action) -> Iterat
 
 
 def _lines(text: str) -> Iterator[str]:
-    """A line that begins with a dot or a quote would be a macro."""
+    """Escape text for man; a line that begins with a dot or a quote would otherwise be a macro."""
     for line in text.strip().splitlines():
         yield ("\\&" if line.startswith((".", "'")) else "") + _escaped(line)
 

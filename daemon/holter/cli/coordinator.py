@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--run-dir", required=True, help="directory of this run; made if it is not there")
     parser.add_argument("--run-id", default="", help="name of the run (default: the directory's name)")
     parser.add_argument(
@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until the run has ended."""
+    """Serve until the run has ended."""
     run_dir, is_by_hand = Path(args.run_dir).absolute(), args.fd < 0
     if args.clock_base_ns is not None:
         clock.go_on_from(args.clock_base_ns)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     from holter.coordinator.identity import ACCESS, Access  # noqa: PLC0415
     from holter.coordinator.service import serve  # noqa: PLC0415
 
-    # Who takes over speaks to sidecars that know the former one's token.
+    # A coordinator that takes over speaks to sidecars that know the token of the former one.
     former = read_json(run_dir / ACCESS, Access) if place is not None else None
     service = _service(args, settings, former)
     about = _about(args, settings, run_dir, _address(listener, is_tls=settings.tls.is_on))
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place(settings: Settings) -> NatsPlace | None:
-    """Where NATS is, if it is to be used; nobody is served in the clear who asked for TLS."""
+    """Return where NATS is, if it is to be used; refuse to serve in the clear if TLS was requested but cannot be used."""
     if (problem := settings.tls.problem()) is not None:
         logger.error("%s", problem)
         raise UsageError(problem)
@@ -185,7 +185,10 @@ def _announcing(settings: Settings) -> "AnnouncerSettings":
 
 
 def _halt_token(settings: Settings, former: "Access | None") -> str:
-    """Inside a job nobody can mend a file that cannot be read: then a token is made, as if none was named."""
+    """Return the token for halts.
+
+    Inside a job nobody can repair a file that cannot be read: then a token is made, as if no file was named.
+    """
     if settings.halt_token_file:
         try:
             return secret_in(settings.halt_token_file, "HOLTER_HALT_TOKEN_FILE")
@@ -195,7 +198,7 @@ def _halt_token(settings: Settings, former: "Access | None") -> str:
 
 
 def _token(source: str, former: "Access | None") -> str:
-    """The token is never an argument: process listings show those."""
+    """Return the token for reports. It is never an argument, because process listings show those."""
     if not source:
         return former.token if former is not None else secrets.token_urlsafe(32)
     try:
@@ -208,7 +211,7 @@ def _token(source: str, former: "Access | None") -> str:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Inside a job wrong settings are no reason to stop; if they are rank 0's own, rank 0 has complained already."""
+    """Load the settings. Inside a job wrong settings do not stop the coordinator; if they are rank 0's own, it has complained already."""
     options = {name: getattr(args, name) for name in ("webhook", "webhook_token_file", "runbooks", "targets_dir")}
     if args.fd < 0:
         return load(options=options)
@@ -226,13 +229,17 @@ def _listener(args: argparse.Namespace) -> socket.socket:
         return socket.create_server((args.host, args.port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         where = f"--fd {args.fd}" if args.fd >= 0 else f"{args.host}:{args.port}"
-        # asyncio and socket add the address to strerror; it is named already.
+        # asyncio and socket add the address to strerror, but it is in the message already.
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "ports end at 65535"
         raise UsageError(f"cannot listen on {where}: {reason}") from None
 
 
 def _prepare(run_dir: Path, *, is_by_hand: bool) -> None:
-    """Inside a job an unusable run directory is no reason to stop: it is counted, shown and served from memory."""
+    """Make the run directory.
+
+    Inside a job an unusable one does not stop the coordinator: the problem is counted and shown, and the run is served
+    from memory.
+    """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_writable = os.access(run_dir, os.W_OK | os.X_OK)

@@ -14,7 +14,7 @@ from holter.errors import UsageError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, such as holter-overview; without it, all")
     parser.add_argument(
         "--config-maps", action="store_true", help="print them as ConfigMaps that Grafana's sidecar loads"
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write."""
+    """Print or write the dashboards."""
     texts = _dashboards()
     if args.name is not None:
         if args.name not in texts:
@@ -49,7 +49,7 @@ def _dashboards() -> dict[str, str]:
 
 
 def _shipped() -> dict[str, str]:
-    """setup.py puts them into the package; a checkout has them where they are made."""
+    """Return the dashboards that the package brings, or those in the checkout that it runs from."""
     package = Path(holter.__file__).parent
     for folder in (package / "exporters" / "dashboards" / "made", package.parents[1] / "grafana" / "dashboards"):
         if found := sorted(folder.glob("holter-*.json")):
@@ -58,7 +58,7 @@ def _shipped() -> dict[str, str]:
 
 
 def _config_map(uid: str, text: str) -> str:
-    """JSON, which is YAML."""
+    """Return a ConfigMap with the dashboard, as JSON, which is valid YAML."""
     labels = {"grafana_dashboard": "1"}
     metadata = {"name": f"{uid}-dashboard", "labels": labels}
     return (

@@ -26,12 +26,13 @@ from holter.faults.shared.wording import ranks_text
 from holter.records import Diagnosis
 
 LONG_AFTER_NS = 60 * 10**9
-"""The last judgement is made as of this much later, when every answer that can come has come."""
+"""The last judgement is made this many nanoseconds later, when every answer that can come has come."""
 MAX_JUDGEMENTS = 6
-"""A detector may want a rank examined more than once: the dump is all there is, each time."""
+"""Number of judgements of the dumps. A detector may want a rank examined more than once; each time the dump is all
+there is."""
 A_DAY_S = 86_400.0
 DETECTORS = tuple(
-    # Whoever made the dumps has waited long enough; but where nobody waits in any call, nothing hangs.
+    # Whoever made the dumps has waited long enough; but if no rank waits in any call, nothing hangs.
     dataclasses.replace(detector, unseen_s=0.0, everyone_s=A_DAY_S, everyone_in_script_s=A_DAY_S)
     if isinstance(detector, StalledRank)
     else detector
@@ -40,7 +41,7 @@ DETECTORS = tuple(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "paths",
         nargs="+",
@@ -65,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is found; 1 when a critical cause is among it."""
+    """Print what is found; exit code 1 if a critical cause is among it."""
     meter = Meter()
     found = offline.read([Path(path) for path in args.paths], meter.of("read"))
     meter.end()
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recalled(diagnoses: list[Diagnosis], found: offline.Found, args: argparse.Namespace) -> list[Diagnosis]:
-    """With what earlier runs of this project showed; remembered in turn where that is asked for."""
+    """Add what earlier runs of this project showed, and remember the diagnoses if --remember asks for it."""
     memory = memory_of_logs(args.memory or config.load().memory)
     if memory is None:
         if args.remember:
@@ -100,7 +101,7 @@ def _recalled(diagnoses: list[Diagnosis], found: offline.Found, args: argparse.N
 
 
 def judged(found: offline.Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
-    """What the detectors find in these dumps, explained; and a sentence for each detector that failed."""
+    """Return the diagnoses of what the detectors find in these dumps, and a sentence for each detector that failed."""
     assembly, now_ns = Assembly(len(found.ranks)), found.taken_ns
     judging = Judge(assembly, IncidentTracker(run_id, "observe"), DETECTORS)
     diagnoses: dict[str, Diagnosis] = {}
@@ -154,27 +155,27 @@ def _num(num: int, name: str, more: str = "") -> str:
 
 
 def _counted(found: offline.Found) -> str:
-    """What a step is, where the log has none."""
+    """Say what was counted as a step if the log has none."""
     by = {run.counted_by for run in found.runs} - {"step"}
     names = {"epoch": "epochs", "log": "rows as they were logged"}
     return "".join(f"The log counts no steps: its {names[one]} are counted instead.\n" for one in sorted(by))
 
 
 def _unseen(found: offline.Found) -> str:
-    """What was not there to be judged: silence is no proof."""
+    """Say what was not there and therefore not judged: silence is no proof."""
     lacking = offline.lacking(found)
     return f"Not in it, and so not judged: {', '.join(lacking)}.\n" if lacking else ""
 
 
 def _asked(found: offline.Found, diagnoses: list[Diagnosis]) -> str:
-    """What would decide, where something is unsure."""
+    """Say what would decide between the causes, if something is uncertain."""
     asked = offline.questions(found, diagnoses)
     lines = [textwrap.fill(one, 100, initial_indent="  - ", subsequent_indent="    ", break_long_words=False) for one in asked]  # fmt: skip
     return "\n".join(["", "Not enough evidence yet. What would decide:", *lines, ""]) if lines else ""
 
 
 def _write(args: argparse.Namespace, diagnoses: list[Diagnosis]) -> None:
-    """The files that were asked for."""
+    """Write the report files that --html and --root-cause ask for."""
     body = (
         report.to_html(*diagnoses)
         if diagnoses

@@ -27,7 +27,7 @@ from holter.errors import UsageError
 from holter.rank.doctor import plan
 
 START_S = 120.0
-"""For Python to import torch and to find the devices: a cold file system is slow."""
+"""Seconds for Python to import torch and to find the devices; a cold file system is slow."""
 TICK_S = 0.5
 END_S = 5.0
 TAIL_LINES = 8
@@ -36,7 +36,7 @@ WORDS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "checks of --gpu:\n" + "\n".join(f"  {check.name:14}{check.asks}" for check in plan.ALL)
     parser.add_argument("--gpu", action="store_true", help="check the GPUs")
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: healthy; 1: not, or nothing could be checked."""
+    """Run the checks; exit code 0 if all is well, 1 if not, or if nothing could be checked."""
     if not args.gpu:
         if args.only:
             raise UsageError("--only chooses among the checks of --gpu: say `holter doctor --gpu`")
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the doctor as Ctrl-C does: by an exception, so that the process of the checks and its jobs end too."""
+    """Let SIGTERM and SIGHUP raise an exception as Ctrl-C does, so that the process of the checks and its jobs end too."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -84,7 +84,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 @dataclass
 class Examination:
-    """What was found so far; lines are written as they come, unless all is JSON."""
+    """The findings of the GPU checks so far; lines are printed as they come, unless the output is JSON."""
 
     is_json: bool
     devices: list[str] | None = None
@@ -96,12 +96,12 @@ class Examination:
 
     @property
     def is_healthy(self) -> bool:
-        """Something was checked, and nothing failed."""
+        """Whether something was checked and nothing failed."""
         outcomes = {check["outcome"] for check in self.checks}
         return "failed" not in outcomes and "ok" in outcomes
 
     def examine(self, names: Sequence[str]) -> None:
-        """In one process after another: each ends with a check that failed, hung or killed it."""
+        """Run the checks in a child process; after a check that failed, hung or died, a new process runs the rest."""
         left = list(names)
         while left:
             with _Child(left) as child:
@@ -111,7 +111,7 @@ class Examination:
                     pass
 
     def _meet(self, child: "_Child") -> bool:
-        """Learn of the devices; False: there is nothing to check."""
+        """Wait until the child has listed the devices; False if there is nothing to check."""
         found = child.next(START_S, "importing torch")
         if found is None:
             self.why_none = f"torch could not be started: {child.why_ended(START_S)}"
@@ -125,7 +125,7 @@ class Examination:
         return True
 
     def _next(self, child: "_Child", left: list[str]) -> bool:
-        """Wait for one check; False: this process is of no more use."""
+        """Wait for one check; False if this process cannot be used any more."""
         check = plan.find(left.pop(0))
         said = f"{check.name}, {len(self.checks) + 1} of {len(self.checks) + 1 + len(left)}"
         began_s = clock.monotonic_s()
@@ -149,7 +149,7 @@ class Examination:
         yield from (printable(f"cuda:{index} is {name}") for index, name in enumerate(self.devices or ()))
 
     def summary(self) -> str:
-        """The last line: it alone says whether all is well."""
+        """Return the last line, which alone says whether all is well."""
         names = {kind: [one["check"] for one in self.checks if one["outcome"] == kind] for kind in WORDS}
         took = f"in {clock.monotonic_s() - self.began_s:.0f} s"
         counts = f"{len(names['ok'])} ok, {len(names['failed'])} failed, {len(names['skipped'])} skipped"
@@ -158,7 +158,7 @@ class Examination:
         return f"well ({counts} {took})" if names["ok"] else f"nothing could be checked ({counts} {took})"
 
     def facts(self) -> dict[str, Any]:
-        """The JSON."""
+        """Return the content of the JSON output."""
         return {
             "schema": 1,
             "is_healthy": self.is_healthy,
@@ -178,7 +178,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 class _Child:
-    """The process that has torch; in a session of its own, so that whatever it starts ends with it."""
+    """The process that uses torch. It has a session of its own, so that whatever it starts ends with it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
@@ -200,13 +200,13 @@ class _Child:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._told.end()
-        # Whoever ended the doctor does not wait for a check that is under way.
+        # When the doctor is ended, it does not wait for a check that is under way.
         self._is_late |= kind is not None
         self._kill()
         self._errors.close()
 
     def next(self, patience_s: float, what: str) -> dict[str, Any] | None:
-        """What it finds next; None: it ended, or was ended because it took too long."""
+        """Return the child's next finding; None if it ended, or was ended because it took too long."""
         deadline_s = clock.monotonic_s() + patience_s
         self._told.begin(what)
         while clock.monotonic_s() < deadline_s:
@@ -230,7 +230,7 @@ class _Child:
         return None
 
     def why_ended(self, patience_s: float) -> str:
-        """In a sentence."""
+        """Say in a sentence why the child ended."""
         if self._is_late:
             return f"no answer within {patience_s:.0f} s: ended (a device or a driver that hangs?)"
         code = self._process.returncode
@@ -239,7 +239,7 @@ class _Child:
         return f"its process died {how}" + (f": {last}" if last else "")
 
     def tail(self) -> list[str]:
-        """What it wrote last on standard error."""
+        """Return the last lines that the child wrote to standard error."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - TAIL_BYTES))
         return self._errors.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
@@ -251,7 +251,7 @@ class _Child:
         self._lines.put("")
 
     def _kill(self) -> None:
-        """It, and the jobs that it started."""
+        """Kill the child and the jobs that it started."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._is_late:
                 raise subprocess.TimeoutExpired("doctor", 0)
@@ -262,7 +262,7 @@ class _Child:
 
 
 class _Progress:
-    """One line on standard error that is drawn again and again; nothing where it is no terminal."""
+    """A progress line on standard error that is drawn again and again; nothing if that is no terminal."""
 
     def __init__(self) -> None:
         self._what = self._text = ""

@@ -10,7 +10,7 @@ from holter.exporters import alerts, pages
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "name",
         nargs="?",
@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page."""
+    """Print the page of a name, or all names."""
     if args.name is None:
         text = json.dumps(list(pages.names())) if args.json else "\n".join(pages.overview())
         sys.stdout.write(text + "\n")

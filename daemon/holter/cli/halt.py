@@ -24,7 +24,7 @@ REFUSED = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the halt is requested")
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: halted, or asked for; 1: the run goes on, and why."""
+    """Request the halt; exit code 0 if the run is halted or the request accepted, 1 if the run goes on."""
     found = locate(args.run)
     if found.ask("/api/v1/status") is None:
         where = found.directory or found.address
@@ -58,7 +58,7 @@ def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict
         state = found.ask("/api/v1/status")
         halt = state.get("halt") if isinstance(state, dict) else None
         if state is None:
-            # It ends when the last rank has left.
+            # The coordinator ends when the last rank has left.
             return _from_files(found, last)
         if isinstance(halt, dict):
             last = halt
@@ -87,7 +87,10 @@ def _print(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
 
 
 def _access(found: RunReader) -> tuple[str, str]:
-    """Whom to ask, and with which secret. run.json names an address too, but whoever writes there must not be sent a secret."""
+    """Return the address to ask and the secret.
+
+    run.json names an address too, but whoever can write there must not be sent a secret.
+    """
     path = config.load().halt_token_file
     token = config.secret_in(path, "HOLTER_HALT_TOKEN_FILE") if path else ""
     if found.directory is None:

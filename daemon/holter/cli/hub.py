@@ -12,14 +12,14 @@ from holter.transport.nats.line import NatsPlace
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("address", nargs="?", default="", help="servers of NATS (default: HOLTER_NATS)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=0, help="port to listen on; 0: a free one")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until it is stopped."""
+    """Serve until the process is stopped."""
     settings = load()
     address = args.address or settings.nats
     if not address.startswith(("nats://", "tls://")):

@@ -23,7 +23,7 @@ from holter.records import EXIT_CODE
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_S = 0.2
 GRACE_S = 20.0
-"""How long the launcher may take to end by itself after the halt, and again after it was asked to."""
+"""Seconds that the launcher may take to end by itself after the halt, and again after it was asked to."""
 NOT_FOUND = 127
 UNWATCHED = (
     "nothing of this job was watched: no process of it that imports torch built an optimizer or ran a backward pass "
@@ -32,14 +32,14 @@ UNWATCHED = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.usage = "holter launch [options] -- accelerate launch … train.py …"
     options.add(parser)
     parser.add_argument("--resume", action="store_true", help="start although this run was halted")
 
 
 def run(args: argparse.Namespace) -> int:
-    """The job's exit code; 93 when it was halted."""
+    """Run the job; the exit code is its own, or 93 if it was halted."""
     command = args.words
     if not command:
         raise UsageError("name the job's own command: holter launch [options] -- accelerate launch … train.py …")
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     run_id = settings.run_id or clock.compact(clock.wall_ns())
     run_dir = Path(settings.run_dir or Path("holter-runs") / run_id).absolute()
     halt = halt_record.read(run_dir)
-    # A batch script that is queued again says --resume again, to a halt that nobody has looked at.
+    # A batch script that is queued again says --resume again, but to a halt that nobody has looked at.
     is_told = (args.resume or settings.resume) and not halt_record.is_restart(os.environ)
     if halt is not None and not is_told:
         return _refuse(run_dir, halt)
@@ -59,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -> int:
-    """Run the command to its end, with these variables too; its run directory says whether it was halted."""
+    """Run the command to its end with these additional variables; its run directory shows whether it was halted."""
     if halt := halt_record.read(run_dir):
-        # Told to resume: it is lifted here, and no rank is told to, so that whatever stands later is a new one.
+        # The user said to resume: the halt is lifted here and not by the ranks, so that a halt.json found later is a
+        # new halt.
         halt_record.lift(run_dir)
         sys.stderr.write(f"holter: resuming after the halt at step {halt.step}\n")
     forward = _Forward()
-    # Before there is a child: a signal that comes while it starts would end us and leave it behind.
+    # Before there is a child: a signal that arrives while it starts would end us and leave the child behind.
     kept = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
         try:
@@ -83,7 +84,7 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
         if not (run_dir / "run.json").exists():
             sys.stderr.write(f"holter: {UNWATCHED}\n")
         return code
-    # The launcher has called it a failure, at length: the last words are not to be those.
+    # The launcher has called it a failure, at length; that must not be the last word.
     sys.stderr.write(
         "holter: what the launcher calls a failure is a halt: its ranks ended with 93, as they were told\n"
     )
@@ -91,21 +92,21 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
 
 
 def _refuse(run_dir: Path, halt: halt_record.HaltRecord) -> int:
-    """Say what stands, and what to do about it."""
+    """Print that the run is halted, and what to do about it."""
     for sentence in halt_record.sentences(run_dir, halt, os.environ):
         sys.stderr.write(f"holter: {sentence}\n")
     return EXIT_CODE
 
 
 class _Forward:
-    """Passes a signal on. Ctrl-C reaches the job by itself: the terminal sends it to everyone."""
+    """Passes signals on to the job. Ctrl-C reaches the job by itself, because the terminal sends it to everyone."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
 
     def to(self, child: "subprocess.Popen[bytes]") -> None:
-        """Pass signals on to this process, and those that came before it was there."""
+        """Pass signals on to this process, and those that arrived before it existed."""
         self._child = child
         for number in self._early:
             child.send_signal(number)
@@ -120,7 +121,7 @@ class _Forward:
 def _environ(run_dir: Path, variables: Mapping[str, str]) -> dict[str, str]:
     environ = {**os.environ, **variables, "HOLTER": "1", "HOLTER_RUN_DIR": str(run_dir)}
     environ.pop("HOLTER_RESUME", None)
-    # Else a SIGUSR1 kills the elastic agent and leaves its ranks behind.
+    # Otherwise a SIGUSR1 kills the elastic agent and leaves its ranks behind.
     environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
     return environ
 
@@ -135,6 +136,6 @@ def _wait(child: "subprocess.Popen[bytes]", run_dir: Path) -> int:
         if halted_at is None and (run_dir / "halt.json").exists():
             halted_at = clock.monotonic_s()
         if halted_at is not None and clock.monotonic_s() - halted_at > GRACE_S * (2 if is_asked else 1):
-            # Its ranks have left, and it starts them again, or waits for one that cannot leave.
+            # Its ranks have left, but the launcher starts them again, or waits for one that cannot leave.
             child.kill() if is_asked else child.terminate()
             is_asked = True

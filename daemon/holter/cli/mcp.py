@@ -33,7 +33,7 @@ MAX_INCIDENTS = 50
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the client is gone."""
+    """Serve until the client disconnects."""
     root = Path(args.root)
     if not root.is_dir():
         raise UsageError(f"--root {args.root} is no folder")
@@ -87,7 +87,7 @@ def _address(text: str | None) -> tuple[str, int]:
 
 
 def _answering(tool: Any) -> Any:
-    """The same tool, whose wrong use is a sentence for the agent and not a failure of the server."""
+    """Wrap a tool so that wrong use returns a sentence to the agent instead of failing the server."""
     import functools  # noqa: PLC0415 - beside its one use
 
     @functools.wraps(tool)
@@ -101,13 +101,16 @@ def _answering(tool: Any) -> Any:
 
 
 class Tools:
-    """What an agent may ask; every answer is what the command of the same name prints as JSON."""
+    """The tools that an agent may call; each answers what the command of the same name prints as JSON.
+
+    Their docstrings are shown to the agent.
+    """
 
     def __init__(self, root: Path, memory: str) -> None:
         self._root, self._memory = root, memory
 
     def all(self, *, is_writing: bool) -> list[Any]:
-        """The tools, by the names that agents see."""
+        """Return the tools, under the names that agents see."""
         reading = [
             self.runs,
             self.status,
@@ -229,7 +232,7 @@ class Tools:
         return locate(str(self._below(run)) if (self._root / run).exists() else run)
 
     def _below(self, name: str) -> Path:
-        """A path that may be read. Raises UsageError."""
+        """Return the path of a file that may be read. Raises UsageError if it may not."""
         path = (self._root / name).resolve()
         if path != self._root and self._root not in path.parents:
             raise UsageError(f"{name} lies outside of {self._root}: `holter mcp --root DIR` says what may be read")

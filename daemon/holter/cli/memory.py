@@ -26,7 +26,7 @@ VERDICTS = get_args(VerdictWord)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "word",
         nargs="?",
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it."""
+    """List, search, add, export or import entries."""
     file = memory_file(args.memory)
     if args.word == "add":
         _add(file, args)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def memory_file(name: str = "") -> MemoryFile:
-    """The file that is named, else the one of HOLTER_MEMORY or of this folder. Raises UsageError."""
+    """Return the memory at the given path, else the one of HOLTER_MEMORY or of this folder. Raises UsageError."""
     path = memory_path(RUNS, name or config.load().memory)
     if path is None:
         raise UsageError("there is no memory: HOLTER_MEMORY is off, or anybody may write to ./holter-runs")
@@ -79,7 +79,7 @@ def memory_file(name: str = "") -> MemoryFile:
 
 
 def add_told(file: MemoryFile, *, cause: str, fix: str, verdict: str, note: str, place: str) -> str:  # noqa: PLR0913 - what a person can say
-    """Remember a fix or a note of somebody; its key. Raises UsageError."""
+    """Remember somebody's fix or note and return its key. Raises UsageError."""
     if cause not in CAUSES:
         raise UsageError(f"there is no cause {cause}; `holter explain` lists them")
     if not (fix or note):
@@ -147,7 +147,7 @@ def _incidents(args: argparse.Namespace, project: str) -> list[MemoryEntry]:
 
 
 def _told(args: argparse.Namespace, project: str, incidents: Sequence[MemoryEntry]) -> MemoryEntry:
-    """A fix or a note of a person."""
+    """Make an entry of a person's fix or note."""
     about = next(iter(incidents), None)
     at = clock.rfc3339(clock.wall_ns())
     return MemoryEntry(

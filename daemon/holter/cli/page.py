@@ -14,14 +14,14 @@ from holter.errors import UsageError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=0, help="port to listen on; 0: a free one")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; a coordinator that answers needs no help."""
+    """Serve the page until Ctrl-C; if the run's coordinator answers, only print where its page is."""
     found = locate(args.run)
     if found.ask("/api/v1/status") is not None:
         sys.stdout.write(f"run {found.name} lives; its page is {found.url}/\n")

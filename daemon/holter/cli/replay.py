@@ -19,7 +19,7 @@ from holter.records import Diagnosis, Judged
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--json", action="store_true", help="a list of diagnoses")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is found; 1 when an open critical incident is among it."""
+    """Print what the replay finds; exit code 1 if an open critical incident is among it."""
     detectors = changed(chosen(ALL, args.detector), args.set)
     found = locate(args.run)
     if found.directory is None:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     folder, damage = found.directory / "journal", list[str]()
     has_marks = any(isinstance(entry.observation.body, Judged) for entry in journal.read(folder))
     replay = Replay(found.name, "halt", detectors)
-    # With other thresholds something may be found where the live run judged and found nothing.
+    # With other thresholds, something may be found where the live run judged and found nothing.
     pace: Pace = "silence" if args.set or args.detector else "marks"
     replay.read(with_progress(journal.read(folder, damage)), pace, has_marks=has_marks)
     diagnoses = replay.finish() if replay.num_entries else []
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen(detectors: Sequence[Detector], names: Sequence[str]) -> list[Detector]:
-    """The detectors by name; all without one."""
+    """Return the detectors with these names; all if there are none."""
     known = {detector.name: detector for detector in detectors}
     for name in names:
         if name not in known:
@@ -60,7 +60,7 @@ def chosen(detectors: Sequence[Detector], names: Sequence[str]) -> list[Detector
 
 
 def changed(detectors: Sequence[Detector], settings: Sequence[str]) -> list[Detector]:
-    """The detectors with these thresholds, each `detector.field=value`."""
+    """Return the detectors with changed thresholds, each given as `detector.field=value`."""
     known = {detector.name: detector for detector in detectors}
     for setting in settings:
         place, equals, text = setting.partition("=")
@@ -91,7 +91,7 @@ def _replaced(detector: Any, field: str, text: str, setting: str) -> Detector:
 
 
 def _parsed(text: str) -> Any:
-    """JSON where it is JSON, so that lists can be given; else the word itself."""
+    """Parse JSON, so that lists can be given; anything else is a plain word."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -20,7 +20,7 @@ _INCIDENT_ID = re.compile(r"\d{8}T\d{6}-\d+")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; 1 when an open critical incident is among what was printed."""
+    """Print the diagnoses; exit code 1 if an open critical incident is among them."""
     chosen, incident = args.run, args.incident
     if chosen and incident is None and _INCIDENT_ID.fullmatch(chosen) and not Path(chosen).exists():
         chosen, incident = None, chosen
@@ -59,7 +59,7 @@ def _select(found: RunReader, incident: str | None) -> list[Diagnosis]:
 
 
 def rendered(run: str, diagnoses: list[Diagnosis], *, is_json: bool, is_markdown: bool = False) -> str:
-    """All of them, as this command and `holter replay` print them."""
+    """Return all diagnoses as text, as this command and `holter replay` print them."""
     if is_json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     if not diagnoses:
@@ -71,7 +71,7 @@ def rendered(run: str, diagnoses: list[Diagnosis], *, is_json: bool, is_markdown
 
 
 def goodput_of(found: RunReader) -> str:
-    """How much of the wall time made progress, as it was last written down; empty: not known."""
+    """Say how much of the wall time made progress, as last written down; empty if not known."""
     known = read_json(found.directory / GOODPUT, Goodput) if found.directory is not None else None
     return in_words(known) if known is not None else ""
 

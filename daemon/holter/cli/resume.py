@@ -26,14 +26,14 @@ HOW = {framework.checkpoint: framework.resume for framework in ALL} | {PARTS: RE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.usage = "holter resume [-h] [--json] [RUN] [-- COMMAND …]"
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--json", action="store_true", help="the halt that was lifted, and where the checkpoint is")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: it may be started, or was and ended well; else what the command ended with."""
+    """Lift the halt, and run the command if there is one; the exit code is the command's, else 0."""
     command = args.words
     found = locate(args.run)
     if found.directory is None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _last_healthy(directory: Path) -> str:
-    """Of a run that ended by itself: from which of its own checkpoints, if a later one is not to be trusted."""
+    """For a run that ended by itself: name the last healthy checkpoint if a later one is not to be trusted; else empty."""
     saves = store.read_script_saves(directory)
     healthy = next((save for save in reversed(saves) if save.verdict == "healthy"), None)
     if not saves or saves[-1] is healthy:

@@ -17,13 +17,13 @@ from holter.records.titles import titled
 from holter.transport.nats.line import NatsPlace, failures
 
 COLUMNS = ("run", "state", "steps", "worst", "incidents", "ranks", "started")
-"""What a narrow terminal cuts off comes last."""
+"""Columns of the table; those that a narrow terminal may cut off come last."""
 DEEP = 4
-"""Folders between DIR and a run at most."""
+"""Largest number of folders between DIR and a run."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "directory", nargs="?", metavar="DIR", help=f"folder to look below (default: ./{RUNS}), or servers of NATS"
     )
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Newest first."""
+    """Print the runs, newest first."""
     if (args.directory or "").startswith(("nats://", "tls://")):
         return _of_server(args)
     root = Path(args.directory or RUNS)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_server(args: argparse.Namespace) -> int:
-    """Its own process is one that holds no lease and publishes nothing."""
+    """Print the runs of a NATS server, by asking it as a client that holds no lease and publishes nothing."""
     import asyncio  # noqa: PLC0415 - folders need none
 
     from holter.coordinator.http.hub import runs_of  # noqa: PLC0415
@@ -86,12 +86,12 @@ def _row_of_server(one: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _below(root: Path) -> list[Path]:
-    """run.json of each; a run directory holds no other run."""
+    """Return the run.json of each run below a folder; a run directory contains no other run."""
     return sorted({path for depth in range(DEEP) for path in root.glob("*/" * depth + "run.json")})
 
 
 def _about(found: RunReader) -> dict[str, Any]:
-    """What is told of one run."""
+    """Return the facts about one run."""
     status = found.ask("/api/v1/status")
     diagnoses = found.diagnoses()
     still_open = [one for one in diagnoses if one.closed_at is None]
@@ -148,6 +148,6 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _short(directory: Path) -> Path:
-    """From here, if it lies below: that can be given to the other commands, too."""
+    """Return a path relative to here if it lies below: the other commands accept it, too."""
     here = Path.cwd()
     return directory.relative_to(here) if directory.is_relative_to(here) else directory

@@ -13,7 +13,7 @@ from holter.errors import PageError, UsageError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--page", required=True, help="file descriptor number, or a path such as /proc/PID/fd/N")
     parser.add_argument("--bootstrap-fd", type=int, default=-1, help="pipe that tells where the coordinator is")
     parser.add_argument("--listen-fd", type=int, default=-1, help="socket for the coordinator that this sidecar starts")
@@ -33,15 +33,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until the rank has ended."""
+    """Watch the rank until it has ended."""
     # Imported here: `holter sidecar --help` needs no event loop.
     from holter.sidecar.service import Sidecar, SidecarSettings  # noqa: PLC0415
     from holter.sidecar.state import MetricsSettings  # noqa: PLC0415
 
     if args.clock_base_ns is not None:
-        # A rank and its sidecar compare times: the host's clock may have been set since the rank started.
+        # A rank and its sidecar compare times, but the host's clock may have been set since the rank started.
         clock.go_on_from(args.clock_base_ns)
-    # What is wrong with the settings the rank has said already.
+    # The rank has already complained about wrong settings.
     ours, _ = usable()
     page: int | str = int(args.page) if args.page.isdigit() else args.page
     settings = SidecarSettings(

@@ -11,13 +11,13 @@ from holter.files import write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--install", metavar="DIR", help="the agent's folder of skills, e.g. ~/.claude/skills")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write it."""
+    """Print or install the skill file."""
     text = resources.files("holter.cli").joinpath("SKILL.md").read_text(encoding="utf-8")
     if args.install is None:
         sys.stdout.write(json.dumps({"skill": text}) + "\n" if args.json else text)

@@ -26,7 +26,7 @@ COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; 1 when a critical incident is open."""
+    """Print the status; exit code 1 if a critical incident is open."""
     if not args.watch:
         return _show(args)[0]
     if args.interval <= 0:
@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Until nobody answers any more; a terminal is drawn over, elsewhere one look follows the other."""
+    """Show the status again and again until nobody answers.
+
+    A terminal is redrawn; elsewhere the outputs follow each other.
+    """
     is_drawn = sys.stdout.isatty() and not args.json
     code = 0
     with contextlib.suppress(KeyboardInterrupt):
@@ -62,7 +65,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> tuple[int, bool]:
-    """One look: the exit code, and whether the run is live."""
+    """Print the status once; return the exit code and whether the run is live."""
     found = locate(args.run)
     state = found.ask("/api/v1/status")
     if state is None and found.directory is None:
@@ -116,7 +119,7 @@ def _finding(found: dict[str, Any]) -> str:
 
 
 def _halt(halt: dict[str, Any]) -> str:
-    """How far it is, and why; or what became of it."""
+    """Describe how far a halt is and why, or its outcome."""
     if halt["outcome"]:
         return f"halt: {halt['outcome']}: {halt['text']}"
     course = halt["course"] if halt.get("step") is None else f"{halt['course']}, step {halt['step']}"
@@ -129,7 +132,7 @@ def _halt_record(found: RunReader) -> halt_record.HaltRecord | None:
 
 
 def _goodput(told: Any) -> Iterator[str]:
-    """Nothing, if the coordinator is an older one."""
+    """Yield the goodput line; nothing if the coordinator is too old to report it."""
     if told is not None:
         with contextlib.suppress(msgspec.ValidationError):
             words = in_words(msgspec.convert(told, Goodput))
@@ -160,7 +163,7 @@ def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
 
 
 def _loss(loss: float, num_divided: int) -> str:
-    """The one that the script means; where it divides it over several backward passes, what each was given as well."""
+    """Format the loss that the script means; if it is divided over several backward passes, also what each was given."""
     each = f" ({loss:.4g} x {num_divided})" if num_divided > 1 and math.isfinite(loss) else ""
     return f"{loss * num_divided:.4g}{each}".replace("nan", "NaN")
 

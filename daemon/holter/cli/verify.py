@@ -24,7 +24,7 @@ NUM_PATHS = (2, 3)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "paths", nargs="+", metavar="BEFORE [INCIDENT] AFTER", help="run directories, logs or folders of logs"
     )
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict."""
+    """Print the verdict; it decides the exit code."""
     verdict = verified(args.paths, args.cause)
     text = msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode() if args.json else rendered(verdict)
     sys.stdout.write(text + "\n")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verified(paths: list[str], cause: str | None = None) -> FixVerdict:
-    """The verdict on BEFORE [INCIDENT] AFTER. Raises UsageError."""
+    """Return the verdict on BEFORE [INCIDENT] AFTER. Raises UsageError."""
     if len(paths) not in NUM_PATHS:
         raise UsageError(f"verify takes BEFORE and AFTER, or RUN INCIDENT AFTER, got {len(paths)} names")
     before_path, incident = _incident(paths[0], paths[1] if len(paths) == NUM_PATHS[1] else None)
@@ -59,7 +59,7 @@ def verified(paths: list[str], cause: str | None = None) -> FixVerdict:
 
 
 def record_of(path: Path) -> RunRecord:
-    """What a run directory, a log or a folder shows. Raises UsageError."""
+    """Return the record of a run directory, a log or a folder. Raises UsageError."""
     if is_run_directory(path):
         return record_of_run(path)
     if not path.exists():
@@ -69,7 +69,7 @@ def record_of(path: Path) -> RunRecord:
 
 
 def _remember(verdict: FixVerdict, fix: str) -> None:
-    """A fix that was tried, and what came of it."""
+    """Remember the fix that was tried, with its verdict."""
     before, fault = Path(verdict.before), verdict.fault
     if fault is None:
         raise UsageError(f"--fix: no fault was found in {before}, so there is nothing to remember")
@@ -87,7 +87,7 @@ def _remember(verdict: FixVerdict, fix: str) -> None:
 
 
 def _incident(before: str, incident: str | None) -> tuple[Path, str | None]:
-    """`RUN/incidents/ID` and `RUN ID` are the same."""
+    """Return run directory and incident, given either as `RUN/incidents/ID` or as `RUN ID`."""
     path = Path(before)
     if incident is None and path.parent.name == "incidents" and (path / "diagnosis.json").exists():
         return path.parent.parent, path.name
@@ -101,7 +101,7 @@ def _is_same(before: Path, after: Path) -> bool:
 
 
 def _lives(path: Path, incident: str | None) -> tuple[RunRecord, RunRecord]:
-    """A run that was resumed in its own directory: before and after its last start."""
+    """Return the records of a run before and after its last start, if it was resumed in its own directory."""
     if not is_run_directory(path):
         raise UsageError(f"BEFORE and AFTER are both {path}: there is nothing to compare")
     before, after = record_of_run(path, life="earlier"), record_of_run(path, life="last")
@@ -119,7 +119,7 @@ def _chosen(before: RunRecord, incident: str | None, cause: str | None) -> PastF
 
 
 def rendered(verdict: FixVerdict) -> str:
-    """For a person: the verdict first."""
+    """Describe the verdict for a person; the verdict itself comes first."""
     word = verdict.verdict.replace("_", " ")
     lines = [f"{word}: {verdict.reason}"]
     if verdict.fault is not None:

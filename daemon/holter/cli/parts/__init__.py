@@ -1,1 +1,1 @@
-"""What several commands share, or one command needs beside itself: run directories as records, the memory of a project, the checks before a run."""
+"""Code that several commands share, or that one needs beside itself: run directories, the project's memory, checks before a run."""

@@ -1,7 +1,7 @@
-"""The memory of a project, for a run that is watched and for logs of one that was not.
+"""The memory of a project, for runs that holter watches and for logs of runs that it did not.
 
-A coordinator reads it once when it starts, searches it when an incident opens, and writes incidents as they are explained. `holter diagnose`
-searches it, and writes to it where it is told to.
+A coordinator reads it once when it starts, searches it when an incident opens, and writes incidents as they are
+explained. `holter diagnose` searches it, and writes to it with --remember.
 """
 
 import logging
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 OFF = frozenset({"off", "0", "none", "no"})
 RUNS = "holter-runs"
 MAX_SETTINGS = 400
-"""Settings of a log that are remembered, to be compared with the next one's."""
+"""Largest number of a log's settings that are remembered, to be compared with the next log's."""
 
 
 def memory_path(runs: Path, setting: str) -> Path | None:
-    """Where the memory is: what HOLTER_MEMORY says, else beside the run directories; None: there is none."""
+    """Return the path of the memory: what HOLTER_MEMORY says, else beside the run directories; None if there is none."""
     if setting.lower() in OFF:
         return None
     if setting:
         return Path(setting).expanduser().absolute()
     try:
-        # In /tmp anybody may have put a file of this name.
+        # In /tmp anybody could have put a file of this name.
         is_everybodys = bool(runs.stat().st_mode & stat.S_IWOTH)
     except OSError:
         is_everybodys = False
@@ -43,13 +43,13 @@ def memory_path(runs: Path, setting: str) -> Path | None:
 
 
 def project_of(runs: Path) -> str:
-    """The folder that holds the run directories; `holter-runs` itself names nothing."""
+    """Return the project's name: the folder that holds the run directories. `holter-runs` itself is skipped, because it names nothing."""
     runs = runs.absolute()
     return runs.parent.name if runs.name == RUNS else runs.name
 
 
 def entry_of(diagnosis: Diagnosis, project: str, run: str, settings: dict[str, str]) -> MemoryEntry:
-    """An incident as it is remembered."""
+    """Return an incident as an entry of the memory."""
     fault = fault_of(diagnosis)
     return MemoryEntry(
         key=f"{run}/{diagnosis.id}", at=diagnosis.opened_at, project=project, run=run, incident=diagnosis.id, cause=fault.cause, place=fault.place,
@@ -58,7 +58,7 @@ def entry_of(diagnosis: Diagnosis, project: str, run: str, settings: dict[str, s
 
 
 def recalled(diagnosis: Diagnosis, now: MemoryEntry, entries: Sequence[MemoryEntry]) -> Diagnosis:
-    """With what the memory knows of it, and stopped at the third fix that did not hold."""
+    """Add what the memory knows of a diagnosis; if three fixes did not hold, its alternatives are put first."""
     known = recall(entries, now)
     if not known.seen and not known.notes and not known.tried and not known.solved_by:
         return diagnosis
@@ -76,19 +76,19 @@ class LogMemory:
         self.file, self._project = file, project
 
     def entry(self, diagnosis: Diagnosis, found: Found) -> MemoryEntry:
-        """An incident of a log: looked at twice, it is still one."""
+        """Return the entry of a diagnosis from a log; examined twice, it keeps the same key."""
         run = str(Path(diagnosis.run_id).absolute())
         settings = {f"{Path(config.file).name}: {name}": value for name, value, config in found.settings()}
         made = entry_of(diagnosis, self._project, run, dict(list(settings.items())[:MAX_SETTINGS]))
         return msgspec.structs.replace(made, key=f"{run}/{made.cause}/{made.place}")
 
     def recall(self, diagnoses: Sequence[Diagnosis], found: Found) -> list[Diagnosis]:
-        """The same with what is known of each. Raises UsageError."""
+        """Add to each diagnosis what the memory knows of it. Raises UsageError."""
         entries = self.file.entries()
         return [recalled(one, self.entry(one, found), entries) if one.causes else one for one in diagnoses]
 
     def remember(self, diagnoses: Sequence[Diagnosis], found: Found) -> int:
-        """How many were written down. Raises UsageError."""
+        """Write the diagnoses to the memory and return how many were written. Raises UsageError."""
         made = [self.entry(one, found) for one in diagnoses if one.causes]
         if made:
             self.file.put(made)
@@ -96,13 +96,16 @@ class LogMemory:
 
 
 def memory_of_logs(setting: str) -> LogMemory | None:
-    """That of the folder in which somebody asks; None: there is none."""
+    """Return the memory of the current folder; None if there is none."""
     path = memory_path(Path(RUNS), setting)
     return LogMemory(MemoryFile(path), project_of(Path(RUNS))) if path is not None else None
 
 
 def earlier_runs(run_dir: Path, setting: str) -> "ProjectMemory | None":
-    """The memory that a run is watched with; one that cannot be read is said in the log, and the run goes on without."""
+    """Return the memory for a watched run; None if there is none.
+
+    If it cannot be read, the log says so and the run goes on without.
+    """
     path = memory_path(run_dir.parent, setting)
     if path is None:
         return None
@@ -112,7 +115,7 @@ def earlier_runs(run_dir: Path, setting: str) -> "ProjectMemory | None":
 
 
 class ProjectMemory:
-    """What the coordinator asks."""
+    """The memory of a project as the coordinator uses it."""
 
     def __init__(self, file: MemoryFile, project: str) -> None:
         self._file, self._project = file, project
@@ -120,7 +123,7 @@ class ProjectMemory:
         self._has_failed = False
 
     def load(self) -> None:
-        """Read the file; raises nothing."""
+        """Read the file; never raises."""
         try:
             self._entries = self._file.entries()
         except UsageError as error:
@@ -129,12 +132,12 @@ class ProjectMemory:
             self._say(remark)
 
     def recall(self, diagnosis: Diagnosis, identity: RunIdentity) -> Diagnosis:
-        """With what is known of it, and stopped at the third fix that did not hold."""
+        """Add what the memory knows of a diagnosis; if three fixes did not hold, its alternatives are put first."""
         now = entry_of(diagnosis, self._project, identity.run_id, settings_of(msgspec.to_builtins(identity)))
         return recalled(diagnosis, now, self._entries)
 
     def remember(self, diagnosis: Diagnosis, identity: RunIdentity) -> None:
-        """Write it down; a file that cannot be written is said once."""
+        """Write a diagnosis to the memory; that the file cannot be written is logged once."""
         entry = entry_of(diagnosis, self._project, identity.run_id, settings_of(msgspec.to_builtins(identity)))
         try:
             self._file.put([entry])

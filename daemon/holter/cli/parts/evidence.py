@@ -1,4 +1,4 @@
-"""What a run directory shows, as the record that `holter verify`, `holter memory` and `holter mcp` compare."""
+"""Turn a run directory into the record that `holter verify`, `holter memory` and `holter mcp` compare."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,22 +15,23 @@ from holter.offline.proof.record import LOSS, NORM, PastFault, Points, RunRecord
 from holter.records import Diagnosis, FirstStep, SightLost, StepDone
 
 Life = Literal["all", "earlier", "last"]
-"""Of a run that was resumed in its own directory: everything, all but its last start, or that alone."""
+"""Part of a run that was resumed in its own directory: everything, all but its last start, or the last start alone."""
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether holter wrote it."""
+    """Whether holter wrote this directory."""
     return (path / "run.json").is_file() or (path / "incidents").is_dir() or (path / "journal").is_dir()
 
 
 class _Steps:
-    """Steps and batches of one run, mean over the ranks, counted from the run's own beginning."""
+    """Loss, norm and batches of each step of a run, as means over the ranks. Steps are counted from the run's own beginning."""
 
     def __init__(self, lifted_step: int = 0) -> None:
         self._lifted_step = lifted_step
-        """Step of the halt that was lifted for a later life; plain SGD counts no steps, so nothing else tells where it goes on."""
+        """Step of the halt that was lifted for a later life. Plain SGD counts no steps, so nothing else says where it
+        resumes."""
         self.lives: list[tuple[int, int]] = []
-        """(when it began, completed steps before it) of each start."""
+        """For each start: when it began, and the completed steps before it."""
         self._sums: dict[str, dict[int, tuple[float, int]]] = {LOSS: {}, NORM: {}}
         self.batches: dict[int, int] = {}
         self.last = -1
@@ -38,7 +39,7 @@ class _Steps:
         self.blind: dict[str, None] = {}
 
     def hear(self, entry: Entry, *, is_wanted: bool) -> None:
-        """One observation."""
+        """Take in one observation."""
         seen = entry.observation
         if isinstance(seen.body, FirstStep) and seen.rank == 0:
             unknown = self._lifted_step if self.lives else 0
@@ -59,7 +60,7 @@ class _Steps:
             self.batches[step] = seen.body.batch
 
     def series(self) -> dict[str, Points]:
-        """Means, in order."""
+        """Return the means in the order of steps, for each name that has any."""
         made = {
             name: tuple((step, total / num) for step, (total, num) in sorted(sums.items()))
             for name, sums in self._sums.items()
@@ -68,7 +69,7 @@ class _Steps:
 
 
 def record_of_run(path: Path, life: Life = "all") -> RunRecord:
-    """What the journal, run.json and the incidents say. Raises UsageError."""
+    """Make the record from the journal, run.json and the incidents. Raises UsageError."""
     found = locate(str(path))
     entries = list(journal.read(path / "journal")) if (path / "journal").is_dir() else []
     begins = [entry.received_ns for entry in entries if _is_start(entry)]
@@ -99,7 +100,7 @@ def _is_wanted(at_ns: int, since_ns: int | None, life: Life) -> bool:
 def _faults(
     diagnoses: Iterable[Diagnosis], lives: list[tuple[int, int]], since_ns: int | None, life: Life
 ) -> Iterator[PastFault]:
-    """The gravest first; steps counted as the run counts them."""
+    """Yield the faults, most severe first, with steps counted as the run counts them."""
     for one in sorted(diagnoses, key=lambda one: (WORST_FIRST.index(one.severity), one.opened_at)):
         opened_ns = int(clock.epoch_s(one.opened_at) * 1e9)
         if one.causes and _is_wanted(opened_ns, since_ns, life):
@@ -108,7 +109,7 @@ def _faults(
 
 
 def settings_of(identity: Mapping[str, Any]) -> dict[str, str]:
-    """What run.json says of how the run was started."""
+    """Return from run.json how the run was started: options, versions, environment and code."""
     command = [str(word) for word in identity.get("command") or []]
     made = options_of(command)
     for kind, field in (("version", "versions"), ("environment", "environment"), ("code", "code")):

@@ -1,4 +1,4 @@
-"""A bounded log in the run directory, for the processes that nobody looks at while they run."""
+"""Bounded log files in the run directory, for processes that nobody watches while they run."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ LOG_BYTES = 1 << 20
 
 
 def log_to(path: Path, *, is_by_hand: bool = False) -> None:
-    """Log to a file, and to the terminal when started by hand; a directory that cannot be written is no reason to stop."""
+    """Log to a file, and also to the terminal if started by hand; a directory that cannot be written is ignored."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

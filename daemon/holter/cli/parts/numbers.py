@@ -1,4 +1,4 @@
-"""Numbers on the command line, each with its bounds: what no number is, and what none can be used with, is refused in one sentence."""
+"""Bounded numbers on the command line: anything unusable is refused in one sentence."""
 
 import argparse
 import math
@@ -8,7 +8,7 @@ MAX_RANKS = 2**24
 
 
 def seconds(text: str) -> float:
-    """Zero or more, and not for ever."""
+    """Parse a number of seconds; zero or more, and not infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -19,17 +19,17 @@ def seconds(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """0 means a free one."""
+    """Parse a port; 0 means a free one."""
     return _whole(text, 2**16 - 1, "no port between 0 and 65535")
 
 
 def count(text: str) -> int:
-    """Of ranks."""
+    """Parse a number of ranks."""
     return _whole(text, MAX_RANKS, f"no whole number between 0 and {MAX_RANKS}")
 
 
 def _whole(text: str, most: int, otherwise: str) -> int:
-    # A number of thousands of digits is refused by Python itself, with a ValueError.
+    # Python itself refuses a number of thousands of digits with a ValueError.
     try:
         value = int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The settings that can be given on a command line, for every command that starts a job."""
+"""The settings that can be given on the command line of every command that starts a job."""
 
 import argparse
 from typing import Any
@@ -14,12 +14,12 @@ OPTIONS = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """One option a setting."""
+    """Add an option for each setting."""
     parser.add_argument("--config", help="holter.toml to read (default: ./holter.toml, if it is there)")
     for name, phrase in OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), help=phrase)
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """Those that were given."""
+    """Return the settings that were given."""
     return {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}

@@ -35,14 +35,14 @@ TAIL_LINES = 5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG", help="accelerate's YAML or DeepSpeed's JSON of the job")
     parser.add_argument("--script", metavar="F", help="look at this training script, by its syntax; nothing is run")
     parser.add_argument("--launch", action="store_true", help="run two steps of the job that follows `--` under holter")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: nothing will fail; 1: something will."""
+    """Run the checks; exit code 0 if nothing will fail, 1 if something will."""
     words = tuple(args.words)
     if args.launch and not words:
         raise UsageError(
@@ -131,7 +131,7 @@ def _interfaces() -> Iterator[str]:
 
 
 def _configs(named: Sequence[str], words: tuple[str, ...]) -> Iterator[Config]:
-    """Those that were named, and those that the command names; a file that is not there is wrong use."""
+    """Yield the configs named as arguments or in the job's command; a missing file is wrong use."""
     job = settings.JobContext(environ={}, command=words)
     said = [*named, *job.named_configs()]
     for name in said:
@@ -153,7 +153,7 @@ def _text(name: str) -> str:
 
 
 def two_steps(words: tuple[str, ...]) -> Iterator[PreflightCheck]:
-    """Run the job until every rank has made two steps, end it, and say what was seen."""
+    """Run the job until every rank has made two steps, end it, and yield what was seen."""
     with tempfile.TemporaryDirectory(prefix="holter-doctor-") as folder:
         run_dir, output = Path(folder) / "run", Path(folder) / "output"
         environ = os.environ | {
@@ -176,7 +176,7 @@ def two_steps(words: tuple[str, ...]) -> Iterator[PreflightCheck]:
 
 
 def _wait(process: "subprocess.Popen[bytes]", run_dir: Path) -> int | None:
-    """Until two steps are there, the job has ended (then with its code), or patience has."""
+    """Wait until there are two steps, or time is over (None), or the job has ended (its exit code)."""
     deadline_s = clock.monotonic_s() + LAUNCH_S
     while clock.monotonic_s() < deadline_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -187,7 +187,7 @@ def _wait(process: "subprocess.Popen[bytes]", run_dir: Path) -> int | None:
 
 
 def _end(process: "subprocess.Popen[bytes]", run_dir: Path) -> None:
-    """The job, and then whoever watched it: they write down the rest."""
+    """End the job, then wait until its coordinator has written the rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -202,21 +202,21 @@ def _end(process: "subprocess.Popen[bytes]", run_dir: Path) -> None:
 
 
 class JobSight(msgspec.Struct, kw_only=True):
-    """What was seen of a job."""
+    """What holter saw of a job."""
 
     world_size: int = 0
     framework: str = ""
     wrapper: str = ""
     num_tensors: int = 0
     steps: dict[int, int] = {}
-    """Rank -> steps."""
+    """Number of steps that each rank has made."""
     attached: set[int] = set()
     seen: set[str] = set()
     lost: list[str] = []
 
     @classmethod
     def of(cls, run_dir: Path) -> "JobSight":
-        """From the journal, as far as it is written."""
+        """Read the journal, as far as it is written."""
         found = cls(steps={}, attached=set(), seen=set(), lost=[])
         with contextlib.suppress(OSError):
             for entry in journal.read(run_dir / "journal"):
@@ -224,7 +224,7 @@ class JobSight(msgspec.Struct, kw_only=True):
         return found
 
     def hear(self, rank: int, body: object) -> None:
-        """One observation."""
+        """Take in one observation."""
         if isinstance(body, Attached):
             self.attached.add(rank)
             self.world_size, self.framework = max(self.world_size, body.world_size), body.framework
@@ -244,7 +244,7 @@ class JobSight(msgspec.Struct, kw_only=True):
 
     @property
     def is_enough(self) -> bool:
-        """Every rank has made its steps."""
+        """Whether every rank has made its steps."""
         return (
             bool(self.attached)
             and len(self.attached) >= self.world_size

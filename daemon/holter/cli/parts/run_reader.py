@@ -1,6 +1,7 @@
-"""Finding RUN: a run directory, a coordinator's address, or the newest run below ./holter-runs; and reading what it says.
+"""Find the run that RUN means and read it: a run directory, a coordinator's address, or the newest run in ./holter-runs.
 
-A coordinator that answers is believed first; a port that another run's coordinator has taken over is not. Else the files speak.
+If the run's coordinator answers, it is believed first; another run's coordinator that has taken over the port is not.
+Otherwise the files are read.
 """
 
 import http.client
@@ -21,33 +22,33 @@ from holter.transport.tls import SCHEME
 
 RUNS = Path("holter-runs")
 DEADLINE_S = 3.0
-"""How long a coordinator may take to answer."""
+"""Seconds that a coordinator may take to answer."""
 POST_DEADLINE_S = 10.0
-"""How long it may take to accept a request."""
+"""Seconds that it may take to accept a request."""
 
 
 @dataclass(frozen=True)
 class RunReader:
-    """Where a run can be read."""
+    """A run, as far as it can be read."""
 
     directory: Path | None
     address: str
-    """`host:port` of its coordinator, behind `https://` by TLS; empty: not known."""
+    """`host:port` of its coordinator, with `https://` in front if it uses TLS; empty if not known."""
     identity: dict[str, Any]
-    """run.json, empty if there is none."""
+    """Content of run.json; empty if there is none."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the run for people."""
         return str(self.identity.get("run_id") or self.directory or self.address)
 
     @property
     def url(self) -> str:
-        """For a browser."""
+        """Address of the coordinator for a browser."""
         return self.address if self.address.startswith(SCHEME) else f"http://{self.address}"
 
     def ask(self, path: str) -> Any:
-        """What the coordinator answers to GET, decoded; None when none answers, or one of another run."""
+        """Return the coordinator's decoded answer to GET; None if none answers, or one of another run."""
         token = self._read_token()
         if not self.address or (
             self.directory and _get(self.address, "/api/v1/status", token, "run_id") != self.identity.get("run_id")
@@ -56,7 +57,7 @@ class RunReader:
         return _get(self.address, path, token)
 
     def _read_token(self) -> str:
-        """Only for the address in coordinator.json, or for one that the user named."""
+        """Return the token to read, but only for the address in coordinator.json or one that the user named."""
         given = config.load().read_token
         known = self.access()
         if self.directory is None or (known is not None and known.address.removeprefix("http://") == self.address):
@@ -64,11 +65,11 @@ class RunReader:
         return ""
 
     def access(self) -> Access | None:
-        """coordinator.json, where it can be read."""
+        """Return coordinator.json; None if it cannot be read."""
         return read_json(self.directory / ACCESS, Access) if self.directory else None
 
     def post(self, path: str, body: dict[str, str], token: str, address: str) -> tuple[int, dict[str, Any]]:
-        """Status and content of the answer to POST. Raises UsageError."""
+        """Send a POST request; return status and content of the answer. Raises UsageError."""
         try:
             status, content = _request(address, path, POST_DEADLINE_S, token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -76,7 +77,7 @@ class RunReader:
         return status, content if isinstance(content, dict) else {}
 
     def diagnoses(self) -> list[Diagnosis]:
-        """Every incident, oldest first: from the coordinator if it answers, else from the files."""
+        """Return every incident, oldest first: from the coordinator if it answers, else from the files."""
         told = self.ask("/api/v1/incidents")
         if told is not None:
             return _understood(told, self.address)
@@ -85,13 +86,13 @@ class RunReader:
         paths = sorted(self.directory.glob("incidents/*/diagnosis.json"))
         found = [read_json(path, Diagnosis) for path in paths]
         for path in [path for path, one in zip(paths, found, strict=True) if one is None]:
-            # Else a run whose incidents cannot be read would be one without.
+            # Otherwise a run whose incidents cannot be read would look like one without any.
             sys.stderr.write(f"holter: {path} cannot be read: there was an incident, and it is not shown\n")
         return sorted((one for one in found if one is not None), key=lambda one: (one.opened_at, one.id))
 
 
 def locate(run: str | None, runs: Path = RUNS) -> RunReader:
-    """The run that the user means."""
+    """Return the run that the user means: the newest one if `run` is None."""
     if run is None:
         return _of_directory(_newest(runs))
     if Path(run).is_dir():
@@ -104,7 +105,7 @@ def locate(run: str | None, runs: Path = RUNS) -> RunReader:
 
 
 def has_open_critical(diagnoses: list[Diagnosis]) -> bool:
-    """Is something wrong with the run: the difference between exit codes 0 and 1."""
+    """Whether a critical incident is open, which decides between exit codes 0 and 1."""
     return any(one.severity == "critical" and one.closed_at is None for one in diagnoses)
 
 
@@ -139,7 +140,7 @@ def _understood(told: Any, address: str) -> list[Diagnosis]:
 
 
 def _get(address: str, path: str, token: str, field: str | None = None) -> Any:
-    """Decoded JSON, or one field of it; None for no answer, no JSON, or none that is a success."""
+    """Return decoded JSON or one field of it; None if there is no answer, it is no success, or no JSON."""
     try:
         status, content = _request(address, path, DEADLINE_S, token)
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
@@ -153,7 +154,10 @@ def _get(address: str, path: str, token: str, field: str | None = None) -> Any:
 def _request(
     address: str, path: str, deadline_s: float, token: str, body: dict[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Status and decoded JSON of a GET, with a body of a POST. Raises OSError, HTTPException, ValueError."""
+    """Return status and decoded JSON of a GET, or of a POST if there is a body.
+
+    Raises OSError, HTTPException, ValueError.
+    """
     host, _, port = address.removeprefix(SCHEME).rpartition(":")
     connection: http.client.HTTPConnection
     if address.startswith(SCHEME):

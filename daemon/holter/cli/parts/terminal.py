@@ -1,4 +1,4 @@
-"""What commands write to a terminal: tables, and how far a long reading is."""
+"""Output for terminals: tables, wrapped lines, and the progress of long work."""
 
 import shutil
 import sys
@@ -10,15 +10,15 @@ from holter import clock
 
 T = TypeVar("T")
 QUIET_S = 1.0
-"""Work that takes longer shows its progress."""
+"""Seconds after which work shows its progress."""
 MIN_WIDTH = 40
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Called with the number of bytes done and the total number of bytes."""
 
 
 def size_text(num_bytes: float) -> str:
-    """`3.2 GB`."""
+    """Format a size in decimal units: `3.2 GB`."""
     for unit in UNITS[:-1]:
         if num_bytes < 1000:  # noqa: PLR2004 - the units'
             return f"{num_bytes:.3g} {unit}"
@@ -27,7 +27,7 @@ def size_text(num_bytes: float) -> str:
 
 
 class Meter:
-    """Shows on standard error how far a long piece of work is."""
+    """Shows the progress of long work on standard error."""
 
     PATIENCE_S, INTERVAL_S = 2.0, 0.5
 
@@ -36,11 +36,11 @@ class Meter:
         self._is_shown = False
 
     def of(self, what: str) -> Progress:
-        """For work that is told how far it is."""
+        """Return a function that work calls with the bytes done and the total."""
         return lambda done, total: self._show(f"{what} {bar(done, total)} {size_text(done)} of {size_text(total)}")
 
     def per_file(self, total: int) -> Callable[[str, int], None]:
-        """For work that is told of each file before it is read."""
+        """Return a function that work calls with each file's name and size before reading it."""
         done = 0
 
         def on_file(_name: str, num_bytes: int) -> None:
@@ -51,7 +51,7 @@ class Meter:
         return on_file
 
     def end(self) -> None:
-        """The line is for something else again."""
+        """Remove the progress line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
 
@@ -71,26 +71,26 @@ def bar(done: int, total: int, cells: int = 24) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell."""
+    """Yield the lines of a table whose columns are as wide as their widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def width(most: int = 100) -> int:
-    """Of the terminal, as far as it is good to read; `most` where the output goes elsewhere."""
+    """Return the terminal's width, at most `most`, beyond which text is hard to read; `most` if the output goes elsewhere."""
     return max(MIN_WIDTH, min(shutil.get_terminal_size((most, 24)).columns, most)) if sys.stdout.isatty() else most
 
 
 def fitted(lines: Iterable[str]) -> Iterator[str]:
-    """Lines of a table that do not wrap in a terminal; whole where the output goes elsewhere."""
+    """Cut lines of a table so that they do not wrap in a terminal; unchanged if the output goes elsewhere."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in lines:
         yield line if not columns or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def folded(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences that a terminal would cut anywhere go on below themselves; whole where the output goes elsewhere."""
+    """Wrap long sentences at words, with an indent, in a terminal; unchanged if the output goes elsewhere."""
     columns = max(MIN_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
     for line in lines:
         is_long = 0 < columns < len(line)
@@ -98,12 +98,12 @@ def folded(lines: Iterable[str]) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """Names come from the training script: none of them may move the cursor."""
+    """Replace control characters, because names come from the training script and must not move the cursor."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def with_progress(entries: Iterator[T]) -> Iterator[T]:
-    """The same items; standard error shows the progress if it takes long."""
+    """Yield the same items, showing progress on standard error if it takes long."""
     began_s = told_s = clock.monotonic_s()
     number = 0
     for number, entry in enumerate(entries, start=1):
