@@ -6,7 +6,7 @@ from tests.made_up import made_window
 from holter.diagnosis import rank_causes
 from holter.faults.replicas.gradient_scale import GradientScale
 from holter.faults.replicas.rank_shares import RankShares
-from holter.faults.window import Note, Spread, StepNumbers
+from holter.faults.window import CallCounts, Note, Spread, StepNumbers
 from holter.records import Finding, GradientScales, Named, ScaleGroup
 
 DENSE = ScaleGroup(Named(3, ["a", "b", "c"]), 4.0, 4, "fully_shard", [4])
@@ -43,7 +43,7 @@ def test_one_scale_for_all_is_silent(divisor):
     assert [] == scales(*[ScaleGroup(Named(1, [name]), divisor, 8, "fully_shard", [4, 2]) for name in "ab"])
 
 
-def numbers(name: str, values, num_ranks: int = 2) -> list[Finding]:
+def numbers(name: str, values, num_ranks: int = 2, calls=None) -> list[Finding]:
     """The first rank has the usual value, the last the odd one."""
     series = tuple(
         StepNumbers(
@@ -63,7 +63,9 @@ def numbers(name: str, values, num_ranks: int = 2) -> list[Finding]:
         )
         for step, (usual, odd) in enumerate(values)
     )
-    return list(RankShares().judge(made_window(world_size=num_ranks, series=series)))
+    return list(
+        RankShares().judge(made_window(world_size=num_ranks, series=series, **({"counts": calls} if calls else {})))
+    )
 
 
 def test_a_rank_that_sums_its_loss_is_found_with_its_factor():
@@ -150,3 +152,35 @@ def test_losses_that_are_divided_alike_or_as_large_as_the_others_are_silent():
     assert [] == divided([1.0, 1.1, 4.2, 0.9], [1, 1, 1, 1])
     assert [] == divided([1.0, 1.1, 1.2, 0.9], [1, 1, 0, 1])
     assert [] == divided([1.0, 1.1, 4.2, 0.9], [1, 1, 0, 1], micro_steps=1)
+
+
+ODD = 12
+
+
+def passes_and_calls(odd: int, off_by: int) -> tuple[list[tuple[int, int]], dict[str, tuple[CallCounts, ...]]]:
+    """Two micro-batches and ten calls a step; the last of three ranks has another number of passes once, and calls off by some since."""
+    passes = [(2, odd if step == ODD else 2) for step in range(20)]
+    calls = tuple(
+        CallCounts(
+            step, {10 * step: (0, 1, 2)} if step < ODD or not off_by else {10 * step: (0, 1), 10 * step + off_by: (2,)}
+        )
+        for step in range(20)
+    )
+    return passes, {"0": calls}
+
+
+@pytest.mark.parametrize(("odd", "off_by", "word"), [(4, 10, "left out"), (0, -10, "too many")])
+def test_a_rank_that_steps_once_less_or_more_than_the_others_is_named_though_nobody_holds_what_it_holds(
+    odd, off_by, word
+):
+    passes, calls = passes_and_calls(odd, off_by)
+    (finding,) = numbers("micro_steps", passes, num_ranks=3, calls=calls)
+    assert ("critical", (2,), ODD) == (finding.severity, finding.ranks, finding.first_step)
+    assert word in finding.summary
+    assert "optimizer_state_mismatch" == rank_causes(finding)[0].cause
+
+
+@pytest.mark.parametrize(("odd", "off_by"), [(4, 0), (3, 10), (2, 10)])
+def test_a_micro_batch_more_without_calls_of_its_own_or_calls_without_passes_is_silent(odd, off_by):
+    passes, calls = passes_and_calls(odd, off_by)
+    assert [] == numbers("micro_steps", passes, num_ranks=3, calls=calls)

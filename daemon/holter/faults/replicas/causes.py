@@ -300,6 +300,7 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
         Row("replica_divergence", 0.75, "documented", seen=("state_parted_with_weights", "is_one_moment_alone"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "own_history_broke_on_some")),
         Row("replica_divergence", 0.85, "documented", seen=("loss_scales_differ", "given_gradients_differ"), absent=("gradients_differ",)),
         Row("replica_divergence", 0.80, "documented", seen=("hyperparameters_differ",), unknown=("gradients_differ",)),
+        Row("rank_shares", 0.90, "observation", seen=("is_step_apart",)),
         Row("replica_divergence", 0.50, "inference", seen=("hyperparameters_differ",), missing="whether gradients differed before the settings did: then the settings are not the beginning"),
         Row("replica_divergence", 0.45, "inference", seen=("parameters_parted_within_a_step",), absent=("gradients_differ", "parameters_differ_at_first"), missing=_NO_STATE),
         Row("replica_divergence", 0.62, "inference", seen=("state_parted_with_weights", "parameters_differ_in_all_tensors"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "is_distance_tiny", "own_history_broke_on_some"), missing=_NO_MOMENT),

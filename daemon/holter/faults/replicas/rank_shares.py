@@ -5,7 +5,8 @@ What it detects
     others are not yet near zero; or as many times the others' as there are micro-batches, where it alone does not divide by their
     number. A rank whose loss was like the others', rose at once and has been a third above them or more at each of sixteen steps since;
     or one that learns nothing while the others' loss comes down. And ranks that make their steps of different numbers of micro-batches,
-    each always of its own number, at twelve steps in a row.
+    each always of its own number, at twelve steps in a row. And one rank that left out an optimizer step, or took one too many: it made the
+    passes of two steps in one, or none, and its collectives have been a round off the others' since.
 
 Why it matters
     Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other labels,
@@ -28,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.mismatched_calls import behind
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding
@@ -75,6 +77,8 @@ class RankShares:
         # A stage of a pipeline counts its passes in its own way, and has no loss.
         if counts and losses and losses[-1][1].num == counts[-1][1].num:
             yield _count_finding(counts, counts[self.min_steps - 1][0])
+        elif (apart := _out_of_step(window)) is not None:
+            yield apart
 
     def _parted(self, losses: Sequence[tuple[int, Spread]]) -> Finding | None:
         """One rank whose loss has been above the others' for a while, and was not before; or that learns nothing while they do."""
@@ -145,6 +149,51 @@ class RankShares:
                 break
             run.insert(0, (step, loss, rank, loss.high / (rest if is_high else loss.low)))
         return run if len(run) >= self.min_steps else []
+
+
+def _out_of_step(window: Window) -> Finding | None:
+    """One rank that once made the passes of two steps in one, or none, and whose calls have been a round off the others' since.
+
+    A rank with a micro-batch more, and no collective in it, makes no more calls; where all ranks skip a step together all count alike.
+    """
+    counts = [(step, count) for step, count in window.values("micro_steps") if count.num > 1]
+    for (_, before), (step, count) in itertools.pairwise(counts):
+        usual, total = before.high, count.mean * count.num
+        if not 0 < usual == before.low or count.num != before.num or count.low == count.high:
+            continue
+        if (count.low, count.high) == (usual, 2 * usual) and round(total) == usual * (count.num + 1):
+            rank, is_left_out = count.high_rank, True
+        elif (count.low, count.high) == (0, usual) and round(total) == usual * (count.num - 1):
+            rank, is_left_out = count.low_rank, False
+        else:
+            continue
+        for told in window.calls.counts.values():
+            others = {each for pace in told for some in pace.lasts.values() for each in some} - {rank}
+            found = behind(told, others if is_left_out else (rank,), (rank,) if is_left_out else others)
+            if others and found is not None and abs(found.step - step) <= 1:
+                return _step_finding(step, rank, count, is_left_out=is_left_out)
+    return None
+
+
+def _step_finding(step: int, rank: int, count: Spread, *, is_left_out: bool) -> Finding:
+    what = "left out an optimizer step" if is_left_out else "took an optimizer step too many"
+    passes = count.high if is_left_out else count.low
+    return Finding(
+        detector=RankShares.name,
+        severity="critical",
+        first_step=step,
+        detected_step=step + SHOWN,
+        ranks=(rank,),
+        summary=f"Rank {rank} {what} at step {step}: it counts one {'less' if is_left_out else 'more'} than the others since.",
+        facts={"is_step_apart": True, "is_loss_apart": False, "is_count_apart": False, "is_scale_one": True},
+        evidence=(
+            Evidence(
+                kind="micro_batches",
+                summary=f"step {step}: {passes:.0f} backward passes on rank {rank}, {count.low if is_left_out else count.high:.0f} on the others, and since then its calls are a round off theirs",
+                values={"step": step, "own": passes, "is_left_out": is_left_out},
+            ),
+        ),
+    )
 
 
 def _rest(loss: Spread) -> float:
