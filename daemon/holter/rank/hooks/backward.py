@@ -23,6 +23,7 @@ from holter.rank.context import Context
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import graph_origin
 from holter.rank.readings.batches import Leaf
+from holter.rank.readings.inspection import is_compiled
 from holter.rank.readings.loss_lines import trace
 from holter.records import Nonfinite, Origin, Phase, Skipped
 
@@ -70,6 +71,7 @@ class LossProbe:
         self._is_round_over = False
         self._interrupted = Phase.OTHER
         self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
+        self._recomputed: graph_origin.RecomputedForward | None = None
 
     def install(self) -> None:
         """Call through ours: backward, and the scaler that multiplies the loss before it."""
@@ -164,6 +166,7 @@ class LossProbe:
         self._context.guard.is_in_backward = False
         for hook in hooks:
             hook.remove()
+        self._end_recomputed()
         self._context.guard.attempt(self._on_end)
         self._context.log.now.passes.num_done += 1
         self._context.enter(self._interrupted)
@@ -213,8 +216,22 @@ class LossProbe:
     def _origin(self, loss: torch.Tensor) -> Origin | None:
         models = self._context.models.active()
         names = {key: name for model in models for key, name in model.names_in_graphs()}
-        kinds = {model.prefix + name: type(part).__name__ for model in models for name, part in model.named_parts()}
-        return graph_origin.find(loss, names, kinds)
+        parts = [(model.prefix + name, part) for model in models for name, part in model.named_parts()]
+        kinds = {name: type(part).__name__ for name, part in parts}
+        found = graph_origin.find(loss, names, kinds)
+        are_compiled = any(model.inner is not None and is_compiled(model.inner) for model in models)
+        if found is None and not are_compiled and graph_origin.is_recomputed(loss):
+            guarded = functools.partial(self._context.guard.wrap, thread="any")
+            called = {id(part): name for name, part in parts}
+            self._recomputed = graph_origin.RecomputedForward(loss, names, kinds, called, guarded)
+        return found
+
+    def _end_recomputed(self) -> None:
+        """What the modules showed that were called in the backward pass."""
+        watched, self._recomputed = self._recomputed, None
+        origin = self._context.guard.attempt(watched.end) if watched is not None else None
+        if origin is not None and self._context.inputs.trace is not None:
+            self._context.inputs.trace.origin = origin
 
     def _raw(self, loss: torch.Tensor) -> torch.Tensor:
         """As it was before a scaler multiplied it."""

@@ -5,9 +5,10 @@
 
 Operations are numbered in the order of the forward pass, so that the first that holds such a number is known; the module is that of the last parameter
 that was used on the way to it. What a hook packed away (activation checkpointing, offloading) is left packed: to unpack it computes, and may communicate.
+Checkpointing computes the forward pass anew during the backward pass: there each module is looked at as it is called.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ MAX_NODES = 8192
 MAX_HOPS = 4
 """From an operation to the parameter it uses: a cast, a transposition, a view."""
 RAW = "_raw_saved_"
+REENTRANT = "CheckpointFunction"
 CARRIES = ("LogSoftmax", "Softmax")
 """Operations that make no NaN of finite numbers: what they hold was given to them."""
 
@@ -40,6 +42,93 @@ def find(loss: torch.Tensor, names: Mapping[int, str], kinds: Mapping[str, str])
     culprit = max(before, key=_order)
     place = sorted(map(_order, layers)).index(_order(culprit))
     return _origin(layers[culprit], kinds, culprit, layers.get(first, ""), place)
+
+
+def is_recomputed(loss: torch.Tensor) -> bool:
+    """Whether the backward pass will compute parts of the forward pass anew, or unpack what it put away."""
+    return any(map(_is_packed, _nodes(loss.grad_fn)))
+
+
+class RecomputedForward:
+    """Looks at each module without parts that is called until the end of a backward pass; installed when its loss is known not to be finite.
+
+    The last that was given finite numbers before one that was not is the one, as in a graph. A region that is computed anew ends as soon as it
+    has what the backward pass needs, so that what follows its last module may only be seen in the graph.
+    """
+
+    def __init__(
+        self,
+        loss: torch.Tensor,
+        names: Mapping[int, str],
+        kinds: Mapping[str, str],
+        parts: Mapping[int, str],
+        guarded: Callable[[Any], Any],
+    ) -> None:
+        """`names` and `kinds` as for `find`; `parts`: id of a module -> its name, in the order of the model."""
+        self._parts, self._kinds = parts, kinds
+        layers = [(node, name.rpartition(".")[0]) for node in _nodes(loss.grad_fn) if (name := _layer(node, names))]
+        self._order = [module for _, module in sorted(layers, key=lambda layer: _order(layer[0]))]
+        self._given_others = {module for node, module in layers if _is_tainted(node)}
+        self._found: list[str] = []
+        self._given: dict[str, float] = {}
+        """Module -> the largest magnitude of its input, all finite."""
+        called = torch.nn.modules.module
+        self._hooks = (
+            called.register_module_forward_pre_hook(guarded(self._enter)),
+            called.register_module_forward_hook(guarded(self._leave)),
+        )
+
+    def end(self) -> Origin | None:
+        """The first of the model's modules that made what is not finite of finite inputs."""
+        for hook in self._hooks:
+            hook.remove()
+        # A graph has the order of the calls, but nothing of what reentrant checkpointing hides.
+        called = [*(self._order if self._given.keys() & set(self._order) else ()), *self._parts.values()]
+        order = {name: place for place, name in reversed(list(enumerate(called)))}
+        first = min((order[name] for name in self._given_others), default=-1)
+        before = [name for name in self._given if order[name] < first]
+        name = min(self._found, key=lambda one: order[one], default="")
+        name = name or max(before, key=lambda one: order[one], default="")
+        if not name:
+            return None
+        return Origin(
+            module=name,
+            module_class=self._kinds.get(name, ""),
+            is_input_finite=True,
+            input_absmax=self._given[name],
+            replayed=False,
+            is_by_graph=True,
+            place=order[name],
+            reason=f"when the backward pass computed the forward pass anew: what {name} was given is finite, what came of it is not",
+        )
+
+    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
+        name, given = self._parts.get(id(module), ""), list(_tensors(inputs))
+        if not name or not given:
+            return
+        if any(map(_is_bad, given)):
+            self._given_others.add(name)
+            self._found += list(self._given)[-1:]
+        elif not module._modules:  # noqa: SLF001
+            self._given.pop(name, None)
+            self._given[name] = max((float(t.abs().max()) for t in given if t.numel()), default=0.0)
+
+    def _leave(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        name = self._parts.get(id(module), "")
+        if name in self._given and any(map(_is_bad, _tensors(output))):
+            self._found.append(name)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Numbers in host memory; of a DTensor this rank's part."""
+    for value in values if isinstance(values, (list, tuple)) else (values,):
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.is_floating_point():
+            yield local(value.detach())
+
+
+def _is_bad(tensor: torch.Tensor) -> bool:
+    """Whether it holds NaN or +Inf; a -Inf alone may be a mask."""
+    return bool(torch.isnan(tensor).any() | torch.isposinf(tensor).any())
 
 
 def _order(node: Any) -> int:
@@ -99,12 +188,13 @@ def _layer(node: Any, names: Mapping[int, str]) -> str:
 
 def _own(node: Any) -> bool:
     """Whether it computes something: casts, transpositions and views keep no tensor."""
-    return any(isinstance(t, torch.Tensor) for t in _held(node))
+    raw = (getattr(node, name, None) for name in dir(node) if name.startswith(RAW))
+    return any(bool(one) if isinstance(one, (list, tuple)) else True for one in raw)
 
 
 def _is_tainted(node: Any) -> bool:
-    """Whether it holds NaN or +Inf; a -Inf alone may be a mask."""
-    return any(bool(torch.isnan(t).any() | torch.isposinf(t).any()) for t in _held(node))
+    """Whether it holds what is not finite."""
+    return any(map(_is_bad, _held(node)))
 
 
 def _held(node: Any) -> Iterator[torch.Tensor]:
@@ -117,19 +207,20 @@ def _held(node: Any) -> Iterator[torch.Tensor]:
 def _unpacked(node: Any, name: str) -> Iterable[torch.Tensor]:
     try:
         raw = getattr(node, name)
-        if isinstance(raw, (list, tuple)) or raw.unpack_hook is not None:
+        is_function = isinstance(raw, (list, tuple))
+        if any(one.unpack_hook is not None for one in (raw if is_function else (raw,))):
             return ()
-        value = getattr(node, name.replace(RAW, "_saved_"))
+        # An autograd.Function of somebody's own, as ZeRO-3's layers are, keeps a list.
+        value = node.saved_tensors if is_function else getattr(node, name.replace(RAW, "_saved_"))
     except (AttributeError, RuntimeError):
         return ()
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type != "cpu":
-        return ()
-    # Of a DTensor this rank's part.
-    part = local(value)
-    return (part,) if part.untyped_storage().size() else ()
+    return [part for part in _tensors(value) if part.untyped_storage().size()]
 
 
 def _is_packed(node: Any) -> bool:
-    """Whether a hook has put away what it keeps."""
+    """Whether a hook has put away what it keeps, or it will be computed anew."""
+    if type(node).__name__.startswith(REENTRANT):
+        return True
     raw = (getattr(node, name, None) for name in dir(node) if name.startswith(RAW))
-    return any(getattr(one, "unpack_hook", None) is not None for one in raw)
+    each = (one for some in raw for one in (some if isinstance(some, (list, tuple)) else (some,)))
+    return any(getattr(one, "unpack_hook", None) is not None for one in each)
