@@ -1,4 +1,4 @@
-"""Every setting, in one place. An option on the command line wins over the environment, that over `holter.toml`, that over the default.
+"""All settings, in one place. Command-line options win over the environment, that over `holter.toml`, that over the defaults.
 
 A field `overhead_budget` is `HOLTER_OVERHEAD_BUDGET` in the environment and `overhead_budget` in the file. Nothing else in holter reads
 the environment. A value that cannot be used is named as the user wrote it:
@@ -27,7 +27,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a user can choose."""
+    """The settings that a user can choose."""
 
     run_dir: str = ""
     """This run's own directory; empty: `./holter-runs/<run_id>`."""
@@ -36,49 +36,47 @@ class Settings:
     coordinator: str = ""
     """Address (`host:port`) of a coordinator that already runs; empty: rank 0's sidecar starts one."""
     agent: str = ""
-    """Whether sidecars of a host speak through an agent, for jobs of thousands of ranks: `auto` (the host's first sidecar starts one), or the path of the
-    unix socket of one that runs already; empty: each speaks to the coordinator itself."""
+    """Whether the sidecars of a host report through an agent, for jobs of thousands of ranks: `auto` (the host's first sidecar starts one), or the path of the unix socket of one that already runs; empty: each reports to the coordinator itself."""
     token: str = ""
     """Secret that sidecars show to the coordinator; empty: made at start and passed through the job's rendezvous store."""
     token_file: str = ""
     """File that holds the token, so that it is in no process listing."""
     halt_token_file: str = ""
-    """File with the secret that `holter halt` shows; empty: the coordinator makes one and writes it to coordinator.json, which its owner alone can read."""
+    """File with the secret that `holter halt` shows; empty: the coordinator makes one and writes it to coordinator.json, which only its owner can read."""
     read_token: str = ""
-    """Secret without which page, API and metrics of the coordinator cannot be read; empty: who reaches the port may read."""
+    """Secret without which page, API and metrics of the coordinator cannot be read; empty: whoever reaches the port may read."""
     read_token_file: str = ""
     """File that holds the read token."""
     tls_certificate: str = ""
-    """File (PEM) with the certificate by which coordinator and sidecars serve; empty: everything goes over the network in the clear."""
+    """File (PEM) with the certificate that coordinator and sidecars serve with; empty: everything is sent over the network in the clear."""
     tls_key: str = ""
     """File (PEM) with the certificate's key."""
     tls_ca: str = ""
-    """File (PEM) with the authority whose certificates are believed; empty: only `tls_certificate` itself is, whatever its host is called."""
+    """File (PEM) with the authority whose certificates are trusted; empty: only `tls_certificate` itself is, whatever the name of its host."""
     public_url: str = ""
-    """Address under which people reach the coordinator, through a proxy for example; requests that name another host are refused."""
+    """Address by which people reach the coordinator, for example through a proxy; requests for any other host name are refused."""
     action: Action = "halt"
     """What may be done about a critical cause that was observed directly: observe, notify or halt."""
     overhead_budget: float = 0.01
     """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
     overhead_floor_s: float = 0.0005
-    """Seconds (and small multiples of them) that reading may take of a step even where the budget allows less, so that short steps are watched too."""
+    """Seconds (and small multiples of them) that reading may take of a step even if the budget allows less, so that short steps are watched too."""
     port: int = 0
     """Port of the coordinator; 0: a free one."""
     metrics_port: int = 0
     """Port of a sidecar's own /metrics, plus the local rank; 0: a free one."""
     listen_host: str = ""
-    """Address that the coordinator binds; empty: loopback if all ranks are on this host, else the interface by which the job's ranks meet."""
+    """Address that the coordinator binds; empty: loopback if all ranks are on this host, else the interface through which the job's ranks meet."""
     ring_bytes: int = 4 << 20
-    """Size of the ring between a rank and its sidecar; what does not fit is dropped and counted."""
+    """Size in bytes of the ring between a rank and its sidecar; what does not fit is dropped and counted."""
     threads: int = 1
-    """Threads that the statistics may use in the rank, beside the training's own."""
+    """Number of threads that the statistics may use in the rank, beside the training's own."""
     local_buffers: tuple[str, ...] = ()
     """Names (globs, separated by commas, or a list in the file) of buffers that are meant to differ between ranks."""
     frozen: tuple[str, ...] = ()
-    """Names (in the same form) of parameters that are not meant to train."""
+    """Names (in the same form) of parameters that are not supposed to train."""
     mesh: str = ""
-    """How ranks are laid out where no wrapper says it: axes with their sizes, outermost first (`pp=2,dp=2`). Plain parameters are compared along axes
-    that are called as data-parallel ones are (`dp`, `data`, `replicate`), or that say `dp:replicate=2`; `x:split=2` says that they differ there."""
+    """How ranks are laid out if no wrapper says it: axes with their sizes, outermost first (`pp=2,dp=2`). Plain parameters are compared along axes with data-parallel names (`dp`, `data`, `replicate`), or marked like `dp:replicate=2`; `x:split=2` says that they differ along `x`."""
     memory: str = ""
     """File with the incidents of earlier runs, searched when a new one opens; empty: memory.sqlite beside the run directories; `off`: none."""
     webhook: str = ""
@@ -88,33 +86,33 @@ class Settings:
     notify: str = ""
     """Phones and chats that are told of incidents: addresses as apprise knows them (`slack://…`, `discord://…`, `mailto://…`, `pagerduty://…`), separated by spaces or commas. Needs `pip install holter[notify]`."""
     notify_file: str = ""
-    """File that holds them, for they are secrets."""
+    """File that holds the addresses for `notify`, because they are secrets."""
     step_spans: int = 0
-    """Every so many steps one is told as a span where events go to OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT); 0: none."""
+    """Number of steps between two that are sent as spans, if events go to OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT); 0: none."""
     runbooks: str = ""
     """Address below which `grafana/runbooks` is served, for the links in messages to the webhook; empty: one that leads nowhere."""
     targets_dir: str = ""
     """Directory, on a disk that Prometheus reads, for a file with the run's scrape targets; empty: none is written."""
     linger_s: float = 60.0
-    """How long the coordinator of a run that ended with an incident or a halt still answers, so that the last state is scraped."""
+    """Seconds for which the coordinator of a run that ended with an incident or a halt still answers, so that the last state is scraped."""
     halt_signals: tuple[str, ...] = ()
     """Signals (`SIGTERM`, `SIGUSR1`) on which a rank asks for a halt at an agreed step instead of ending at once."""
     save_deadline_s: float = 300.0
-    """How long a save may take in a halt; after that the run is halted without it."""
+    """Seconds that a save may take in a halt; after that the run is halted without it."""
     snapshot_every: int = 0
-    """Steps between two copies of the training state in memory; a halt goes back to one where the live weights are poisoned or partly updated. 0: none."""
+    """Steps between two copies of the training state in memory; a halt goes back to one if the live weights are poisoned or partly updated. 0: none."""
     snapshot_bytes: int = 0
-    """How much of a host's memory such copies may take for each rank; 0: two copies, whatever their size."""
+    """Bytes of a host's memory that such copies may take for each rank; 0: two copies, whatever their size."""
     guard_wait_s: float = 600.0
-    """How long a step waits at most for a device to say whether its gradients are finite, where the optimizer cannot leave a step out by itself (torch's fused ones can) or ranks apply shards. 0: it never waits."""
+    """Seconds that a step waits at most for a device to say whether its gradients are finite, if the optimizer cannot skip a step by itself (torch's fused ones can) or ranks apply shards. 0: it never waits."""
     resume: int = 0
     """1: start although this run was halted."""
     kernel_log: str = "/dev/kmsg"
-    """Log of the host's kernel, in which sidecars look for what it says of devices, where they may read it: a file, or `off`."""
+    """Log of the host's kernel in which sidecars look for faults of devices, if they may read it: a file, or `off`."""
     nats: str = ""
-    """Servers of NATS (`nats://host:4222`, several separated by commas, `tls://` by TLS) through which sidecars and coordinator speak; empty: they speak to each other."""
+    """Servers of NATS (`nats://host:4222`, several separated by commas, `tls://` for TLS) through which sidecars and coordinator communicate; empty: they connect to each other."""
     nats_credentials: str = ""
-    """File of credentials for them: a `.creds` file, a seed, or `user:password`. `{who}` in its path becomes `rank-3`, `coordinator` or `reader`."""
+    """File of credentials for the NATS servers: a `.creds` file, a seed, or `user:password`. `{who}` in its path becomes `rank-3`, `coordinator` or `reader`."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.

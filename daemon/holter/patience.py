@@ -84,28 +84,29 @@ class CulpritWaits:
     """How many more seconds a rank that seems to hold the job up is given, depending on what is known of it."""
 
     suspended_s: float = 3.0
-    """How long a process may be stopped, traced or frozen while others are not."""
+    """Seconds for which a process may be stopped, traced or frozen while others are not."""
     unreachable_s: float = 3.0
-    """How long a host may be silent while its peers wait for it."""
+    """Seconds for which a host may be silent while its peers wait for it."""
     compile_s: float = 600.0
-    """What a rank whose stack shows a compiler is given."""
+    """Seconds given to a rank whose stack shows a compiler."""
     library_s: float = 600.0
-    """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
-    torch's, in a phase that is none of these."""
+    """Seconds given to a rank whose stack shows saving, evaluation, data, a library's code, a file, another process or
+    one operation of torch's, in a phase that is none of these."""
     evaluation_s: float = 60.0
-    """What a rank is given whose stack shows an evaluation in the script's own code, and not the first one of the run."""
+    """Seconds given to a rank whose stack shows an evaluation in the script's own code, unless it is the first one of
+    the run."""
     unseen_s: float = 60.0
-    """What a rank is given whose stack cannot be seen."""
+    """Seconds given to a rank whose stack cannot be seen."""
     everyone_s: float = 60.0
-    """What ranks are given that nobody waits for."""
+    """Seconds given to ranks for which nobody waits."""
     everyone_in_script_s: float = 300.0
-    """The same for those in the script's own code."""
+    """Seconds given to ranks for which nobody waits, if they are in the script's own code."""
     proven_s: float = 20.0
-    """What ranks are given of which it is proven that they cannot go on, even in their first steps."""
+    """Seconds given to ranks that provably cannot go on, even in their first steps."""
     setup_s: float = 7200.0
-    """What a rank is given that works before the first step is done."""
+    """Seconds given to a rank that works before the first step is done."""
     late_s: float = 2.0
-    """How long the coordinator waits for the second look."""
+    """Seconds that the coordinator waits for the second look."""
 
 
 # A rank waits in a halt (`halting.rank_protocol`, `rank.hold`). Each is longer than what the coordinator needs to decide.
