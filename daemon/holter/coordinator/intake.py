@@ -3,7 +3,7 @@
     message ──▶ Roster (who is there), Assembly (what detectors see), Journal (what a replay reads)
             ──▶ CheckpointVerdicts (a save was finished), HaltDriver (a rank's part in a halt)
 
-No socket is touched and no judging clock is read: the transport says what came, and when.
+No socket is touched: the transport says what came, and when.
 """
 
 from collections import defaultdict
