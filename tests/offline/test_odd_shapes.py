@@ -290,3 +290,57 @@ def test_few_points_that_fall_and_then_rise(tmp_path: Path, capsys: pytest.Captu
     assert 275 == found["first_step"]
     # The same numbers that do not go up in one line are how far they scatter.
     assert [] == diagnosed(capsys, tmp_path, log(15.5, 13.0, 3.8, 2.4, 1.4, 5.8, 3.1, 4.0))
+
+
+def test_a_turn_that_three_evaluations_show_is_told_and_alarms_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "epoch,accuracy,loss,val_accuracy,val_loss\n"
+    (found,) = diagnosed(
+        capsys, tmp_path, f"{head}0,0.81,0.44,0.84,0.35\n1,0.90,0.25,0.85,0.36\n2,0.95,0.14,0.84,0.47\n"
+    )
+    assert ("info", "overfitting") == (found["severity"], found["causes"][0]["cause"])
+    assert "two more evaluations" in found["causes"][0]["evidence"][-1]["summary"] + str(found["causes"][0]["missing"])
+    assert [] == diagnosed(
+        capsys, tmp_path, f"{head}0,0.81,0.44,0.84,0.35\n1,0.90,0.25,0.85,0.41\n2,0.95,0.14,0.84,0.39\n"
+    )
+
+
+def test_two_epochs_that_are_nan_are_a_log_and_no_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(f"Epoch: {i}/2, train loss: nan, train accuracy: 0.11, valid loss: nan, valid accuracy: 0.1\n" for i in range(2))  # fmt: skip
+    assert causes(diagnosed(capsys, tmp_path, text))[0].startswith("nonfinite")
+
+
+def test_a_format_string_in_a_log_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "print0(f'step:{step}/{num} val_loss:{val_loss:.4f} train_time:{ms:.0f}ms')\n"
+    rows = "".join(f"step:{i * 125}/1480 val_loss:{loss} train_time:{i}ms step_avg:nanms\n" for i, loss in enumerate((7.7, 4.4, 4.0, 3.8, 3.7, 3.6)))  # fmt: skip
+    assert [] == diagnosed(capsys, tmp_path, code + rows)
+
+
+def test_a_loss_that_is_lost_now_and_then_in_a_short_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(f"Epoch [1][{50 * i}/5808] lr: 1.000e-02, loss_cls: 0.4, loss: {loss}\n" for i, loss in enumerate((1.6, 1.1, "nan", 1.06, "nan", 1.03), 1))  # fmt: skip
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("info", 150) == (found["severity"], found["first_step"])
+
+
+@pytest.mark.parametrize("rule", ["| {} |", "\u2502 {} \u2502"])
+def test_a_table_with_bars_is_read_under_its_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
+) -> None:
+    """As a notebook shows a Trainer's progress."""
+    rows = [("Step", "Training Loss", "Validation Loss"), ("---", "---", "---"), (50, "No log", 2.4)]
+    rows += [
+        (50 * i, f"{2.2 - 0.15 * i:.3f}", f"{2.3 - 0.1 * i if i < 5 else 1.4 + 0.12 * i:.3f}") for i in range(2, 13)
+    ]
+    bar = f" {rule[0]} "
+    text = "".join(rule.format(bar.join(map(str, row))) + "\n" for row in rows)
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("overfitting", 200) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_a_table_whose_rows_end_with_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "epoch     train_loss  valid_loss  accuracy  time    \n"
+    text += "".join(f"{i:<10}{2.0 / (i + 1):<12.6f}{1.9 / (i + 1) if i < 6 else 0.2 * i:<12.6f}0.51      00:{i:02d}   \n" for i in range(14))  # fmt: skip
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert "overfitting" == found["causes"][0]["cause"]
+    assert 4 <= found["first_step"] <= 6

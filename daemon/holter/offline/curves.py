@@ -363,6 +363,8 @@ def _overfitting(curves: Curves) -> Finding | None:
     for name, points in curves.evaluations.items():
         known = finite(points)
         if len(known) < 5:  # noqa: PLR2004 - fewer show no trend
+            if (soon := _overfitting_of_few(name, known, training)) is not None:
+                return soon
             continue
         place = min(range(len(known)), key=lambda i: known[i][1])
         step, best = known[place]
@@ -387,6 +389,21 @@ def _overfitting(curves: Curves) -> Finding | None:
             name, step, best, level, known[-1][0], (median(before), median(after)) if has_training else None
         )
     return None
+
+
+def _overfitting_of_few(name: str, known: Points, training: Points) -> Finding | None:
+    """Of three or four evaluations, as fine-tuning has them: they only rise after the best, by a fifth or more, while the training loss falls by a quarter. That is no more than a reason to look."""
+    place = min(range(len(known)), key=lambda i: known[i][1], default=0)
+    if not 3 <= len(known) or place == len(known) - 1:  # noqa: PLR2004 - as above
+        return None
+    (step, best), (last, level) = known[place], known[-1]
+    is_steady = all(b > a for (_, a), (_, b) in pairwise(known[place:]))
+    before = [value for at, value in training if at <= step][-3:]
+    after = [value for at, value in training if step < at <= last][-3:]
+    if not (before and after and is_steady and level > 1.2 * best > 0 and median(after) < 0.75 * median(before)):
+        return None
+    found = _of_overfitting(name, step, best, level, last, (median(before), median(after)))
+    return replace(found, severity="info", facts={**found.facts, "is_training_falling": None, "is_few": True})
 
 
 def _of_overfitting(  # noqa: PLR0913, PLR0917

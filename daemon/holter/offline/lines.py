@@ -16,7 +16,7 @@ from holter.offline import naming
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?|NaN|NAN|Infinity)"
 _NAME = r"[A-Za-z_][\w/.@%-]*(?:\([\w/%]+\))?"
 _PAIR = re.compile(
-    rf"({_NAME}(?: {{1,2}}[A-Za-z(][\w/.@()%-]*){{0,4}})['\"]?\s*[:=]\s*(?:np\.float\d*\(|tensor\(|\[)?['\"]?({_NUMBER})(?![\w]*:[\d])([KMB](?!\w))?"
+    rf"({_NAME}(?: {{1,2}}[A-Za-z(][\w/.@()%-]*){{0,4}})['\"]?\s*[:=]\s*(?:np\.float\d*\(|tensor\(|\[)?['\"]?({_NUMBER})(?![\w]*:[\d])(?![a-z%]\}})([KMB](?!\w))?"
 )
 _SPACED = re.compile(
     rf"(?<![\w/])((?:train(?:ing)?|val(?:idation)?|valid|test|eval|lm) loss|loss|lr|norm|grad norm|grad_norm|step|iter|iteration|epoch|ppl|train_loss|val_loss"
@@ -65,7 +65,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2212", "''\"\"-")
 _HEADER = re.compile(r"^\s*(?:[A-Za-z][\w./@()%-]*(?: {2,}|\t\s*)){2,}[A-Za-z][\w./@()%-]*\s*$")
 """Names of columns, as YOLO prints them above its numbers."""
-_COLUMN = re.compile(rf"^(?:(\d+)/\d+|({_NUMBER})([GMK])?i?B?:?)$")
+_TITLE = re.compile(r"^[A-Za-z][A-Za-z_/.@()%-]*(?: [/A-Za-z_.@()%-]+){0,5}$")
+"""A cell of a table's first line."""
+_COLUMN = re.compile(rf"^(?:(\d+)/\d+|({_NUMBER})([GMK])?i?B?:?|(\d+(?::\d\d)+))$")
+NOTHING_YET = frozenset({"", "No log", "-", "None"})
+"""Cells of a table that wait for their first number."""
 _YOLO = "gpu_mem"
 _YOLO_TERMS = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "dfl": "dfl_loss", "total": "loss"}
 """Its older versions leave the word out."""
@@ -244,20 +248,23 @@ def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None
 
 def _of_columns(line: str, context: LineContext) -> LogRow | None:
     """The row that a line of bare numbers is, under the names that were printed above it."""
-    if ("loss" in line or _YOLO in line) and _HEADER.match(line):
-        names = tuple(naming.tidy(word) for word in line.split())
+    if names := _column_names(line):
         is_yolo = _YOLO in names
         context.columns = tuple(_YOLO_TERMS.get(name, name) for name in names) if is_yolo else names
         return None
     if not context.columns:
         return None
-    found = [_COLUMN.match(word) for word in line.split(maxsplit=len(context.columns))[: len(context.columns)]]
-    if len(found) < len(context.columns) or not all(found):
+    cells = _cells(line)
+    if len(cells) != len(context.columns):
+        cells = line.split(maxsplit=len(context.columns))[: len(context.columns)]
+    found = [_COLUMN.match(cell) for cell in cells]
+    is_row = all(match or cell in NOTHING_YET for match, cell in zip(found, cells, strict=True)) and any(found)
+    if len(found) != len(context.columns) or not is_row:
         return None
     row = LogRow({})
     _progress(line, row, context)
     for name, match in zip(context.columns, found, strict=True):
-        if match is None:
+        if match is None or match.group(4):
             continue
         value = number(match.group(1) or match.group(2))
         if naming.is_epoch(name):
@@ -268,6 +275,22 @@ def _of_columns(line: str, context: LineContext) -> LogRow | None:
         else:
             row.values.setdefault(name, value * _UNIT.get(match.group(3) or "", 1.0))
     return row if any(map(naming.is_measured, row.values)) else None
+
+
+def _cells(line: str) -> list[str]:
+    """What stands between the bars of a table's line; none: it has no bars."""
+    text = line.replace("\u2502", "|").replace("\u2503", "|").strip()
+    return [cell.strip() for cell in text.strip("|").split("|")] if text.count("|") > 1 or " | " in text else []
+
+
+def _column_names(line: str) -> tuple[str, ...]:
+    """The names of columns, if a line is nothing else: `Epoch   GPU_mem   box_loss`, `| Step | Training Loss |`."""
+    if "loss" not in line.lower() and _YOLO not in line:
+        return ()
+    if _HEADER.match(line):
+        return tuple(naming.tidy(word) for word in line.split())
+    cells = _cells(line)
+    return tuple(map(naming.tidy, cells)) if len(cells) > 1 and all(map(_TITLE.match, cells)) else ()
 
 
 def note_bar(line: str, context: LineContext) -> re.Match[str] | None:

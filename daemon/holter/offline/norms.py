@@ -50,7 +50,7 @@ def _since_norm(curves: Curves, step: int) -> int:
 def came_back(curves: Curves) -> Finding | None:
     """A loss that was no number at a few logs, and is one again. A column that is mostly NaN has nothing to say there; the first log may be from before the first batch."""
     lost = [step for step, value in curves.loss[1:-1] if not math.isfinite(value)]
-    if not lost or len(lost) > max(1, len(curves.loss) // 5) or curves.is_adversarial:
+    if not lost or len(lost) > max(2, len(curves.loss) // 5) or curves.is_adversarial:
         return None
     steps = ", ".join(map(str, lost[:4])) + (", ..." if len(lost) > 4 else "")  # noqa: PLR2004 - a sentence
     return finding(

@@ -294,11 +294,7 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
             return
     before = (len(found.runs), len(found.errors), len(found.configs))
     TextReader(file, found).read(stream, size, report)
-    if (
-        size <= codes.MAX_BYTES
-        and not any(run.num_points > 2 for run in found.runs[before[0] :])  # noqa: PLR2004
-        and len(found.errors) == before[1]
-    ):
+    if size <= codes.MAX_BYTES and not any(map(_is_log, found.runs[before[0] :])) and len(found.errors) == before[1]:
         if _says_one_word(path, text, found):
             return
         if (config := configs.from_text(file, text)) is not None:
@@ -308,6 +304,12 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
         # Mlflow keeps a file for each tag.
         if (len(found.runs), len(found.errors), len(found.configs)) == before and path.parent.name != "tags":
             found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
+
+
+def _is_log(run: LoggedRun) -> bool:
+    """Whether it has more points than a file of settings has numbers under one name."""
+    is_loss_repeated = any(naming.role(name) == "loss" and len(run.points(name)) > 1 for name in run.names())
+    return run.num_points > 2 or is_loss_repeated  # noqa: PLR2004 - as above
 
 
 def _says_one_word(path: Path, text: str, found: Found) -> bool:
