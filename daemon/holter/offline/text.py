@@ -58,6 +58,7 @@ class TextReader:
         self._num_rare = 0
         self._last_line = 0
         self._per_chunk = MAX_PER_CHUNK
+        self._num_chosen = 0
 
     def read(self, stream: BinaryIO, size: int, report: Report) -> None:
         """All of it."""
@@ -162,11 +163,14 @@ class TextReader:
             end = _end(chunk, place)
             line += chunk.count(b"\n", at, begin)
             at, seen = begin, end
+            self._num_chosen += 1
             self._line(chunk[begin:end], line)
         return line - number + chunk.count(b"\n", at)
 
     def _places(self, chunk: bytes) -> Iterable[int]:
-        chosen = set(_even(chunk, self._per_chunk))
+        # A compressed file may hold far more than its size says.
+        is_much = self._num_chosen > 2 * MAX_PARSED
+        chosen = set(_even(chunk, MIN_PER_CHUNK if is_much else self._per_chunk))
         if self._num_rare < MAX_RARE and any(word in chunk for word in _HELD_OUT):
             rare = [match.start() for match in _RARE.finditer(chunk)]
             # What is in most lines is not rare.
