@@ -344,3 +344,47 @@ def test_a_table_whose_rows_end_with_a_time(tmp_path: Path, capsys: pytest.Captu
     (found,) = diagnosed(capsys, tmp_path, text)
     assert "overfitting" == found["causes"][0]["cause"]
     assert 4 <= found["first_step"] <= 6
+
+
+MODEL = """import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self, dim, wider=2):
+        super().__init__()
+        self.up = nn.Linear(dim, wider * dim)
+        self.down = nn.Linear(wider * dim, dim)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8000, 100)
+        self.blocks = nn.ModuleList([Block(100{more}) for _ in range(3)])
+        self.head = nn.Linear(100, 8000)
+"""
+
+
+def test_shares_count_what_a_class_is_made_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = diagnosed(capsys, tmp_path, MODEL.replace("{more}", ""))
+    assert "lopsided_architecture" == found["causes"][0]["cause"]
+    total = found["causes"][0]["evidence"][0]["values"]["total"]
+    assert 2 * 800_000 + 3 * 40_000 == total
+    # Twenty times as wide, the blocks hold most.
+    assert [] == diagnosed(capsys, tmp_path, MODEL.replace("{more}", ", wider=40"))
+    # Of a part that nobody can count nothing is said.
+    assert [] == diagnosed(capsys, tmp_path, MODEL.replace("{more}", "").replace("nn.Linear(dim, wider * dim)", "nn.Linear(dim, width_of(dim))"))  # fmt: skip
+
+
+def test_a_report_writes_files_as_they_are_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL.replace("{more}", ""))
+    main(["diagnose", str(tmp_path / "model.py")])
+    assert "- table.weight (Embedding)" in capsys.readouterr().out
+
+
+def test_constraints_of_a_package_are_handed_on_as_they_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.log").write_text("".join(f"step {i} loss {'nan' if i > 20 else 2.0}\n" for i in range(30)))
+    told = {"artifacts": {"training_logs": ["run.log"]}, "constraints": {"may_rerun": False, "gpus": 2}}
+    (tmp_path / "package.json").write_text(json.dumps(told))
+    main(["diagnose", str(tmp_path / "package.json"), "--package"])
+    assert told["constraints"] == json.loads(capsys.readouterr().out)["constraints"]

@@ -171,7 +171,9 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
+    # Files, tensors and settings are written as they are.
+    is_name = any(letter in "/._`" for letter in text.partition(" ")[0].rstrip(".:,"))
+    text = text if is_name else text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

@@ -251,6 +251,10 @@ def _size(node: ast.expr, known: Sizes) -> float | None:  # noqa: PLR0911 - one 
     return None
 
 
+HAS_PARAMETERS = frozenset({"Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"})  # fmt: skip
+"""Layers whose size must be known before anything is said of shares."""
+
+
 def _layers(
     node: ast.ClassDef, known: Sizes, classes: Mapping[str, ast.ClassDef], prefix: str, depth: int
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -288,14 +292,23 @@ def _calls(node: ast.expr, known: Sizes, times: int) -> Iterator[tuple[ast.Call,
             yield node, times
 
 
+def _given(call: ast.Call, made: ast.ClassDef, known: Sizes) -> Sizes:
+    """What is known inside of a class of the script's own, which is made with these arguments."""
+    init = next((one for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    names = [argument.arg for argument in init.args.args[1:]] if init else []
+    given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords if one.arg)]
+    return {**known, **{name: size for name, value in given if (size := _size(value, known)) is not None}}
+
+
 def _layer(  # noqa: PLR0913, PLR0917
     call: ast.Call, name: str, times: int, known: Sizes, classes: Mapping[str, ast.ClassDef], depth: int
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
     kind = _called(call).rpartition(".")[2]
     if kind in classes and depth < 4:  # noqa: PLR2004 - deeper is a loop
+        given = _given(call, classes[kind], known)
         for number in range(min(times, 512)):
             yield from _layers(
-                classes[kind], known, classes, f"{name}.{number}." if times > 1 else f"{name}.", depth + 1
+                classes[kind], given, classes, f"{name}.{number}." if times > 1 else f"{name}.", depth + 1
             )
         return
     sizes = [_size(argument, known) for argument in call.args]
@@ -333,6 +346,8 @@ def _layer(  # noqa: PLR0913, PLR0917
         )
     )
     num = _count(kind, a, b, sizes, by_name)
+    if kind == "from_pretrained" or (num is None and kind in HAS_PARAMETERS):
+        raise ValueError(f"{name} has parameters that nobody can count here")
     if num is not None and num > 0:
         for number in range(min(times, 512)):
             own = f"{name}.{number}.weight" if times > 1 else f"{name}.weight"

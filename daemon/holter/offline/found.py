@@ -204,7 +204,7 @@ class Found:
     task: str = ""
     symptoms: list[str] = field(default_factory=list)
     """What people say of it, where a context package says so."""
-    constraints: list[str] = field(default_factory=list)
+    constraints: object = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     """Files that a context package names and that are not there."""
     remarks: list[str] = field(default_factory=list)

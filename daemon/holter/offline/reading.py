@@ -434,7 +434,7 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
     """A context package: artifacts are files beside it, or texts in it."""
     found.task = str(whole.get("task") or "")[:2000]
     found.symptoms.extend(_texts(whole.get("symptoms")))
-    found.constraints.extend(_texts(whole.get("constraints")))
+    found.constraints = whole.get("constraints", [])
     for kind, value in whole["artifacts"].items():
         file = f"{path}#{kind}"
         rows = value if isinstance(value, list) and all(isinstance(one, (dict, list)) for one in value) else []
