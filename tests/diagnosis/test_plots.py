@@ -249,3 +249,11 @@ def test_the_lag_of_a_late_rank_is_drawn_beside_what_the_others_are_used_to() ->
     assert ("rank 1", [0.0] * 20 + [50.0] * 20) == (late["name"], late["values"])
     assert {2.0} == set(usual["values"])
     assert plots(seen, known) == ()
+
+
+def test_a_line_of_block_letters_shows_where_it_began():
+    line = {"name": "loss", "steps": list(range(8)), "values": [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]}
+    drawn = Evidence(kind=KIND, summary="", values={"title": "loss", "mark": 4, "lines": [line]})
+    assert "▁▁▁▁|████" == sparkline(drawn)
+    assert "▁▁|██" == sparkline(drawn, 4)
+    assert "▁▁▁▁████" == sparkline(Evidence(kind=KIND, summary="", values={**drawn.values, "mark": 0}))

@@ -336,7 +336,7 @@ def _body(values: dict[str, Any]) -> tuple[str, int]:
 
 
 def sparkline(plot: Evidence, width: int = 32) -> str:
-    """Draw a plot in one line of block letters; `!` stands for values that were not finite.
+    """Draw a plot in one line of block letters; `!` stands for values that were not finite, `|` before the onset.
 
     Shown are the first line, the bars, the shares, or the last column of a heat map.
     """
@@ -350,18 +350,30 @@ def sparkline(plot: Evidence, width: int = 32) -> str:
         known: list[float | None] = [float(bar["value"]) for bar in values["bars"]]
     else:
         known = [value for _, value in points_of(values["lines"][0])] if values.get("lines") else []
+    onset = _onset_of(values, len(known), min(len(known), width))
     if len(known) > width:
         parts = [known[len(known) * n // width : len(known) * (n + 1) // width] for n in range(width)]
         known = [None if None in part else part[-1] for part in parts]
     finite = [value for value in known if value is not None]
     if not finite:
-        return GAP * len(known)
+        return _marked(GAP * len(known), onset)
     if values.get("log") and max(finite) > 0:
         floor = min((value for value in finite if value > 0), default=1.0)
         known = [None if value is None else math.log10(max(value, floor)) for value in known]
         finite = [value for value in known if value is not None]
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(GAP if value is None else BARS[min(7, int(8 * (value - low) / span))] for value in known)
+    return _marked("".join(GAP if value is None else BARS[min(7, int(8 * (value - low) / span))] for value in known), onset)  # fmt: skip
+
+
+def _onset_of(values: Mapping[str, Any], num: int, width: int) -> int:
+    """The letter of a line's that shows its onset; 0: there is none, or nothing before it."""
+    steps = [step for step, _ in points_of(values["lines"][0])] if values.get("lines") and "mark" in values else []
+    place = next((place for place, step in enumerate(steps) if step >= values["mark"]), 0)
+    return place * width // num if num else 0
+
+
+def _marked(text: str, onset: int) -> str:
+    return f"{text[:onset]}|{text[onset:]}" if onset else text
 
 
 def ticks(low: float, high: float, num: int = NUM_TICKS) -> list[float]:

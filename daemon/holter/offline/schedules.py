@@ -184,8 +184,9 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
     known = [] if curves.is_rate_computed else finite(curves.rate)
     place = next((place for place, (step, _) in enumerate(known) if step >= onset), len(known))
     around = [rate for _, rate in known[max(0, place - 1) : place + 2]]
-    logged = min(around, key=lambda rate: abs(rate - now), default=now)
-    if now > 0 and not 0.5 < logged / now < 2:  # noqa: PLR2004 - another scale, not rounding
+    is_near = any(0.5 < rate / now < 2 for rate in around) if now > 0 else True  # noqa: PLR2004 - another scale, not rounding
+    logged = now if is_near else next((rate for _, rate in known[place:]), known[-1][1] if known else now)
+    if not is_near and around:
         told += f"; but the log says {logged:.3g}: another schedule ran than the settings say"
     yield _evidence(
         f"{', '.join(one.told() for one in made.said[:6])}: {told}", made.said[0], {"rate": now, "step": onset}
