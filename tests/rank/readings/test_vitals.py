@@ -222,6 +222,19 @@ def test_weights_that_pass_through_a_narrower_dtype_are_seen(worn, narrow):
     assert "0.weight" in said[-1].rounded.names
 
 
+def test_weights_that_are_no_numbers_did_not_pass_through_a_narrower_dtype(worn):
+    model = mlp()
+
+    class Spoiling(torch.optim.SGD):
+        def step(self, closure=None) -> None:
+            super().step(closure)
+            for p in model.parameters():
+                p.detach().fill_(torch.nan)
+
+    said = Loop(worn, model, Spoiling(model.parameters(), lr=0.1)).run(3)
+    assert not any(vitals.rounded.count for vitals in said)
+
+
 def test_a_matrix_with_next_to_no_gradient_is_named_and_its_bias_is_not(worn):
     model = mlp()
     model[0].weight.register_hook(lambda g: g * 1e-12)

@@ -356,11 +356,19 @@ def _is_halved(weight: torch.Tensor) -> bool:
     """Whether a float32 tensor in host memory went through float16; the fused pass asks for the bits of bfloat16 alone."""
     if weight.dtype is not torch.float32 or not weight.is_cpu or weight.numel() < LEAST_ROUNDED:
         return False
-    bits = strided(weight, NUM_HALF).view(torch.int32)
-    return not bool((bits & HALF_BITS).any()) and int(bits.count_nonzero()) >= LEAST_ROUNDED
+    sample = strided(weight, NUM_HALF)
+    bits = sample.view(torch.int32)
+    # NaN has no low bits in any dtype.
+    return (
+        bool(sample.isfinite().all())
+        and not bool((bits & HALF_BITS).any())
+        and int(bits.count_nonzero()) >= LEAST_ROUNDED
+    )
 
 
 def _is_rounded(table: Any, place: int) -> bool:
+    if table.nans[place]:
+        return False
     num_infs = int(table.pos_infs[place] + table.neg_infs[place])
     num_values = int(table.numel[place] - table.zeros[place]) - num_infs
     num_short = int(table.low_mantissa_zero[place] - table.zeros[place]) - num_infs
