@@ -5,9 +5,13 @@
     training thread   start() returns at once …………………………………………… poll(): event.query()
 
 The kernels run on the current stream, so that no tensor is changed while it is read; only the copy leaves it. The tables stay on the device as long as the tensors
-have the same sizes: what travels at each start is the address of each tensor's first element. While a graph is being captured nothing is started.
+have the same sizes, and serve every pass over tensors of those sizes; what travels at a start is the address of each tensor's first element, and not even that if the
+device has these addresses already: of gradients that are read as they are made, reduced and applied they are sent once. While a graph is being captured nothing is started.
 """
 
+import hashlib
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -237,20 +241,80 @@ def element_constants(fmt: Format) -> tuple[int | bool, ...]:
     )
 
 
+MOST_SENT = 8
+"""Lists of addresses that are looked through for one that a device has already."""
+MOST_LANES = 4
+LOCK_S = 1.0
+
+
+class StreamShare:
+    """What the passes on one stream share: the device does all of their work in order, so the same memory serves them in turn."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Autograd's threads launch too: between the choice of memory and the launch that uses it nobody else may choose."""
+        self.tables: weakref.WeakValueDictionary[bytes, DeviceTables] = weakref.WeakValueDictionary()
+        """By the runs, and how they are aligned: one for gradients however often they are read, parameters and their like."""
+        self.sent: list[tuple[np.ndarray, torch.Tensor]] = []
+        """Addresses that were last used, the latest at the end, and where they lie on the device."""
+
+
+_shares: weakref.WeakValueDictionary[tuple[torch.device, int | None], StreamShare] = weakref.WeakValueDictionary()
+
+
+class Lane:
+    """The memory of one pass on one stream: nothing in it waits for another stream."""
+
+    def __init__(self, key: tuple[torch.device, int | None], num_rows: int, *, has_bins: bool) -> None:
+        self._device, self._num_rows = key[0], num_rows
+        self.share = _shares.get(key) or _shares.setdefault(key, StreamShare())
+        self._ring = Ring(self._device, num_rows, has_bins=has_bins)
+        self._generation = -1
+        self._tables: DeviceTables | None = None
+        self._sent: tuple[np.ndarray, torch.Tensor] | None = None
+        self.next_slot = self._ring.next
+
+    def prepare(self, placement: Placement) -> DeviceTables:
+        """The tables, others if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
+        tables = self._tables
+        if (
+            tables is None
+            or self._generation != placement.generation
+            or (placement.bases[tables.must_align] % _ALIGNMENT).any()
+        ):
+            runs, bases = placement.sources.table(), placement.bases
+            name = hashlib.blake2b((bases % _ALIGNMENT).tobytes() + runs.tobytes()).digest()
+            tables = self.share.tables.get(name)
+            if tables is None:
+                made = Tables(runs, bases.view(np.int64), self._num_rows)
+                tables = self.share.tables[name] = DeviceTables(made, self._device, self._num_rows)
+            self._tables, self._generation = tables, placement.generation
+        return tables
+
+    def aim(self, placement: Placement, slot: Slot) -> torch.Tensor:
+        """The addresses on the device; sent only if they are not there, from an earlier reading of this pass or another's."""
+        bases, share = placement.bases.view(np.int64), self.share
+        found = next((one for one in share.sent if np.array_equal(one[0], bases)), None)
+        if found is None and self._sent is not None and np.array_equal(self._sent[0], bases):
+            found = self._sent
+        if found is None:
+            slot.bases_array[:] = bases
+            slot.bases.copy_(slot.host_bases, non_blocking=True)
+            found = self._sent = bases.copy(), slot.bases
+        # Whatever else this memory held is gone.
+        share.sent = [*[one for one in share.sent if one[1] is not found[1]][1 - MOST_SENT :], found]
+        return found[1]
+
+
 class DevicePass:
-    """Computes the rows of some tensors of one device."""
+    """The rows of some tensors of one device."""
 
     def __init__(self, device: torch.device, *, histogram: str, statistics: bool) -> None:
         self._device = device
         self._histogram, self._statistics = histogram, statistics
         self._has_bins = statistics and histogram != "off"
-        self._ring: Ring | None = None
+        self._lanes: dict[tuple[torch.device, int | None], Lane] = {}
         self._num_rows = -1
-        self._generation = -1
-        self._tables: DeviceTables | None = None
-        self._bases: tuple[np.ndarray, torch.Tensor] | None = None
-        self._stream: Any = None
-        self._ended: Any = None
         self._is_narrow = False
         self.left_out = 0
         if devices.implementation(device) == "torch":
@@ -259,7 +323,7 @@ class DevicePass:
             devices.prepare_triton_cache()
 
     def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
-        """Start reading the tensors on the current stream; return the reason instead if that is not possible now."""
+        """Read these on the current stream; or why not."""
         if devices.is_capturing(self._device):
             return "capturing"
         if self._device in devices.warming:
@@ -271,33 +335,46 @@ class DevicePass:
                 return "out of memory"
 
     def _start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
-        if self._ring is None or len(tensors) != self._num_rows:
-            self._num_rows = len(tensors)
-            self._ring = Ring(self._device, self._num_rows, has_bins=self._has_bins)
-            self._bases = None
-        slot = self._ring.next()
+        stream = devices.current_stream(self._device)
+        lane = self._lane(stream, len(tensors))
+        if not lane.share.lock.acquire(timeout=LOCK_S):
+            return "under way"
+        try:
+            return self._start_on(lane, stream, tensors, placement)
+        finally:
+            lane.share.lock.release()
+
+    def _start_on(self, lane: Lane, stream: Any, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
+        slot = lane.next_slot()
         if slot is None:
             return "under way"
-        stream = devices.current_stream(self._device)
-        if self._ended is not None and stream != self._stream:
-            stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
-        self._stream = stream
         sources = placement.look(tensors)
         devices.record(slot.began, stream)
-        left_out = set(sources.left_out) | set(self._read(tensors, placement, slot))
+        left_out = set(sources.left_out) | set(self._read(tensors, placement, slot, lane))
         self.left_out = len(left_out)
         devices.record(slot.ended, stream)
-        self._ended = slot.ended
         self._copy_out(slot)
         return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
-    def _read(self, tensors: Sequence[torch.Tensor], placement: Placement, slot: Slot) -> list[int]:
-        """Read with Triton's kernels, or with torch operations if those are not available; return which tensors were left out."""
+    def _lane(self, stream: Any, num_rows: int) -> Lane:
+        if num_rows != self._num_rows:
+            self._num_rows = num_rows
+            self._lanes.clear()
+        key = self._device, getattr(stream, "stream_id", None)
+        lane = self._lanes.get(key)
+        if lane is None:
+            if len(self._lanes) >= MOST_LANES:
+                del self._lanes[next(iter(self._lanes))]
+            lane = self._lanes[key] = Lane(key, num_rows, has_bins=self._has_bins)
+        return lane
+
+    def _read(self, tensors: Sequence[torch.Tensor], placement: Placement, slot: Slot, lane: Lane) -> list[int]:
+        """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
         memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
         mode = {"statistics": self._statistics, "histogram": self._histogram}
         if devices.implementation(self._device) == "triton":
             try:
-                run_kernels(self._prepare(placement), self._aim(placement, slot), **memory, **mode)
+                run_kernels(lane.prepare(placement), lane.aim(placement, slot), **memory, **mode)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - no compiler, no driver, a version that refuses: whatever it is, it is said
@@ -308,31 +385,6 @@ class DevicePass:
 
         self._is_narrow = float_dtype(self._device) is torch.float32
         return run_operations(tensors, self._device, **memory, **mode)
-
-    def _prepare(self, placement: Placement) -> DeviceTables:
-        """Return the tables.
-
-        They are made anew if the tensors have other sizes, or if one can no longer be read 16 bytes at a time.
-        """
-        tables = self._tables
-        if (
-            tables is None
-            or self._generation != placement.generation
-            or (placement.bases[tables.must_align] % _ALIGNMENT).any()
-        ):
-            made = Tables(placement.sources.table(), placement.bases.view(np.int64), self._num_rows)
-            tables = self._tables = DeviceTables(made, self._device, self._num_rows)
-            self._generation = placement.generation
-        return tables
-
-    def _aim(self, placement: Placement, slot: Slot) -> torch.Tensor:
-        """Return the addresses on the device; they are copied only if they have changed."""
-        bases = placement.bases.view(np.int64)
-        if self._bases is None or not np.array_equal(self._bases[0], bases):
-            slot.bases_array[:] = bases
-            slot.bases.copy_(slot.host_bases, non_blocking=True)
-            self._bases = bases.copy(), slot.bases
-        return self._bases[1]
 
     def _copy_out(self, slot: Slot) -> None:
         side = devices.side_stream(self._device)

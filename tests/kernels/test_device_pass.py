@@ -178,6 +178,30 @@ def test_after_the_third_step_nothing_is_allocated_and_only_addresses_travel() -
     assert num_tensors * 128 == steps[-1]["bytes_to_host"]
 
 
+def test_what_is_read_several_times_a_step_has_one_table_and_is_sent_once() -> None:
+    passes = [Pass([], "off") for _ in range(2)]
+    kept: list[list[torch.Tensor]] = []
+
+    def step(value: float) -> tuple[int, list[list[float]]]:
+        gradients = [torch.full((9,), value + k, device="cuda") for k in range(2)]
+        kept.append(gradients)
+        fake_cuda.drain()
+        before = fake_cuda.count()["bytes_to_device"]
+        with fake_cuda.closed():
+            readings = [one.start(gradients) for one in passes]
+            sent = fake_cuda.count()["bytes_to_device"] - before
+        return sent, [answered(reading).max.tolist() for reading in readings]
+
+    step(0.0)
+    # More often than a ring has slots, so that addresses which another pass has sent are overwritten.
+    for k in range(1, 10):
+        assert (16, [[float(k), float(k + 1)]] * 2) == step(float(k))
+    assert 1 == len({id(lane._tables) for one in passes for lane in one._parts[0][1]._lanes.values()})
+    # What lay there some steps ago is found no more, or is as it was.
+    for gradients in kept[::3]:
+        assert gradients[0].tolist()[0] == answered(passes[0].start(gradients)).max[0]
+
+
 def test_there_are_two_launches_for_a_dtype_and_one_more_for_each_other_however_its_tensors_lie() -> None:
     whole = torch.ones(2000, device="cuda", dtype=torch.bfloat16)
     aligned = [torch.ones(32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]

@@ -8,6 +8,7 @@ import torch
 from tests.rank.conftest import Worn
 from torch import nn
 
+from holter.rank.hold import finite_guard
 from holter.rank.hooks.closures import is_followed
 from holter.records import StepDone, Vitals
 from holter_kernels import Pass, devices, gpu, triton_kernels
@@ -125,6 +126,13 @@ def trained(how: dict[str, bool], *, bad: int = -1, is_drained: bool = False) ->
     fake_cuda.drain()
     worn.monitor.context.readings.poll()
     return worn
+
+
+def test_the_flag_of_the_reading_is_what_a_fused_optimizer_is_given() -> None:
+    finite_guard.flag_of = refuse
+    worn = trained({"fused": True})
+    assert {} == worn.monitor.context.guard.failures
+    assert worn.monitor.context.hold.flags._num_given > 0
 
 
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}])

@@ -7,6 +7,8 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import init_device_mesh
 
 from holter.rank.publish.budget import StepPlan
 from holter.records import Census, StepDone
@@ -35,6 +37,18 @@ def test_the_norm_is_that_of_the_gradient(worn):
     expected = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
     # Sums of squares of ten values in double precision against single precision.
     assert math.isclose(expected, worn.said(StepDone)[0].body.gradient_norm, rel_tol=1e-6)
+
+
+@pytest.mark.usefixtures("gloo")
+def test_the_norm_of_gradients_that_are_read_before_the_step_alone_counts_them_once(worn):
+    model = nn.Linear(4, 2)
+    worn.monitor.add_model(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
+    names, read = [], worn.monitor.context.readings.read
+    worn.monitor.context.readings.read = lambda name, *args, **how: (names.append(name), read(name, *args, **how))[1]
+    step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4))
+    expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor().item()
+    assert math.isclose(expected, worn.said(StepDone)[0].body.gradient_norm, rel_tol=1e-6)
+    assert 1 == names.count("reduced_gradient0")
 
 
 def test_the_norm_is_that_of_all_models(worn):

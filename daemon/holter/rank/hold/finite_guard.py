@@ -169,7 +169,7 @@ class FiniteGuard:
     ) -> None:
         device = device_of(gradients) or next(p.device for group in optimizer.param_groups for p in group["params"])
         flag = None
-        if answer is not None and answer.mark is not None and len(answer.mark.addresses) == len(gradients):
+        if answer is not None and answer.mark is not None and len(answer.mark.addresses) == 8 * len(gradients):
             # Of these gradients and no others, which another optimizer may apply, or none.
             flag = getattr(answer.reading, "flag", None)
         if flag is None and gradients:

@@ -72,8 +72,8 @@ class GradientReading(msgspec.Struct):
 
     view: View = "local"
     """Whose gradients the norm is of."""
-    square_sum: float | None = None
-    """Of all gradients that were read whole; not finite if one of them was not."""
+    square_sums: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
+    """Of all gradients that were read whole, by model and by the optimizer that is given them (0: a rank's own); not finite if one of them was not. What is read again takes the place of what was read before."""
     is_local_read: bool = False
     """The rank's own gradients were read before any reduction."""
     is_local_whole: bool = False
@@ -83,9 +83,10 @@ class GradientReading(msgspec.Struct):
 
     def norm(self, loss_scale: float | None) -> float | None:
         """L2 norm over all models, without a scaler's factor."""
-        if self.square_sum is None or loss_scale is None:
+        if not self.square_sums or loss_scale is None:
             return None
-        return math.sqrt(self.square_sum) / loss_scale if math.isfinite(self.square_sum) else math.nan
+        square_sum = sum(self.square_sums.values())
+        return math.sqrt(square_sum) / loss_scale if math.isfinite(square_sum) else math.nan
 
 
 class Suspects(msgspec.Struct):

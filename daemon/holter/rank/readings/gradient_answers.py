@@ -5,7 +5,7 @@
     as applied      before the optimizer   the guard; fingerprints of what the optimizer is given
 
 Two moments have the same value if the memory is the same, torch counted no write to it, and no collective was called in between: torch does not count
-what a collective writes. Nor does it count what is written to `.data`: where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
+what a collective writes. Nor does it count what is written to `.data`, nor what `torch._foreach` functions write to DTensors: these have the same value while an optimizer's step is looked at, before it is applied, and where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
 """
 
 import array
@@ -64,6 +64,17 @@ class GradientMark(NamedTuple):
         addresses = list(map(_address, gradients))
         versions = array.array("Q", map(_version, gradients)).tobytes()
         return GradientMark(array.array("Q", addresses).tobytes(), versions, number, 0 not in addresses)
+
+    @staticmethod
+    def within(moment: int, gradients: Any) -> "GradientMark | None":
+        """As they are in a moment in which nobody writes to them, whatever they are; None for what has no memory of its own."""
+        parts: list[Any] = [g if type(g) in PLAIN else getattr(g, "_local_tensor", None) for g in gradients]
+        if not set(map(type, parts)) <= PLAIN:
+            return None
+        addresses = list(map(_address, parts))
+        has_memory = all(address or not part.numel() for address, part in zip(addresses, parts, strict=True))
+        versions = array.array("Q", [moment]) * len(parts)
+        return GradientMark(array.array("Q", addresses).tobytes(), versions.tobytes(), -1, has_memory)
 
 
 def num_collectives() -> int | None:
@@ -141,13 +152,16 @@ class GradientAnswers:
         self._answers: list[GradientAnswer] = []
         self._held: tuple[Any, list[Any], Sequence[Any]] = (None, [], [])
         """An optimizer, its parameters, and their gradients."""
+        self._moment = 0
+        """How many optimizers were held so far."""
         self._likely = np.zeros(0, np.intp)
         """Where those that were asked for last stood: an optimizer with several groups has the model's parameters in an order of its own."""
 
     @contextlib.contextmanager
     def held(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Meanwhile its gradients are held, for all that ask: one that nobody holds gets a new Python object each time."""
+        """Meanwhile its gradients are held, for all that ask: one that nobody holds gets a new Python object each time. Nothing of the script's runs until the end."""
         parameters = applied_to(optimizer)
+        self._moment += 1
         self._held = optimizer, parameters, gradients_of(parameters)
         try:
             yield
@@ -170,7 +184,7 @@ class GradientAnswers:
 
     def find(self, gradients: Sequence[Any]) -> GradientAnswer | None:
         """What was read of all of these as they are now, with or without others; None: not all were."""
-        mark = GradientMark.of(gradients) if self._answers else None
+        mark = self._mark(gradients) if self._answers else None
         found = self._find(mark, needs_histogram=False) if mark is not None else None
         return found[0] if found is not None else None
 
@@ -185,7 +199,7 @@ class GradientAnswers:
         histogram: str = "off",
     ) -> GradientAnswer | None:
         """Answer for these gradients as they are now, from a reading that was made already or by a new one; None: they cannot be read."""
-        mark = context.guard.attempt(GradientMark.of, gradients)
+        mark = context.guard.attempt(self._mark, gradients)
         found = self._find(mark, needs_histogram=histogram != "off") if mark is not None else None
         if found is not None:
             answer, places = found
@@ -199,6 +213,10 @@ class GradientAnswers:
         if mark is not None:
             self._answers = [*self._answers[1 - MAX_KEPT :], answer]
         return answer
+
+    def _mark(self, gradients: Sequence[Any]) -> GradientMark | None:
+        mark = GradientMark.of(gradients)
+        return GradientMark.within(self._moment, gradients) if mark is None and self._held[0] is not None else mark
 
     def _find(self, mark: GradientMark, *, needs_histogram: bool) -> tuple[GradientAnswer, np.ndarray | None] | None:
         for answer in reversed(self._answers):

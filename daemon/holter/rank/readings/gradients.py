@@ -17,7 +17,7 @@ from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view, gradients_of, held_by
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.fused_pass import outline
-from holter.rank.readings.gradient_answers import are_plain
+from holter.rank.readings.gradient_answers import GradientMark, are_plain
 from holter.records import Nonfinite, Where
 
 _parameter = operator.itemgetter(1)
@@ -77,6 +77,8 @@ class GradientProbe:
         self.ready_order: dict[int, int] = {}
         """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
         self._order_hooks: list[Any] = []
+        self._looked = -1, 0, 0
+        """The step and optimizer whose gradients were looked at last as applied, and the backward passes before that."""
         self._square_sums: dict[str, dict[TensorShare, float]] = {}
         """Model's prefix -> sum of squares of each share, as last read."""
 
@@ -104,7 +106,7 @@ class GradientProbe:
         step = context.log.now
         reading_s = context.reading_s
         # Micro-steps add up in .grad: the last reading of a step has them all.
-        step.gradients.square_sum = None
+        step.gradients.square_sums.clear()
         stride = context.schedule.plan.gradient_stride
         share = TensorShare(stride, step.step % stride)
         step.gradients.is_local_whole = stride == 1
@@ -116,7 +118,7 @@ class GradientProbe:
                     if stride == 1
                     else _with_gradients(model.parameters[part], model.tensors[part])
                 )
-                is_read = self._read(model, step, found, "gradient", share)
+                is_read = self._read(model, step, found, "gradient", share, 0)
                 step.gradients.is_local_read |= is_read
                 step.gradients.is_local_whole &= is_read
             else:
@@ -133,6 +135,8 @@ class GradientProbe:
             # A fused optimizer skips the step itself if the scaler found something.
             step.acquit(is_skipped=True)
             return
+        looked = step.step, id(optimizer), self._context.log.num_backwards
+        is_again, self._looked = looked == self._looked and not is_known_bad, looked
         lent = self._context.frameworks.lent.get(optimizer)
         held = held_by([optimizer])
         for model in self._context.models.active()[: None if lent is None else 1]:
@@ -140,12 +144,16 @@ class GradientProbe:
                 found = _with_gradients([named for named in model.parameters if id(named[1]) in held])
             else:
                 found = [named for named, _ in lent], [gradient for _, gradient in lent]
-            self._read(model, step, found, "reduced_gradient", ALL)
+            # Of some nobody can tell whether they are as they were: those are not read twice, before the step and after it.
+            if not is_again or GradientMark.of(found[1]) is not None:
+                self._read(model, step, found, "reduced_gradient", ALL, id(optimizer))
         if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare) -> bool:
+    def _read(  # noqa: PLR0913, PLR0917 - a reading, named
+        self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare, optimizer: int
+    ) -> bool:
         """False: they cannot be read."""
         if not found[1]:
             return True
@@ -165,7 +173,9 @@ class GradientProbe:
                 self._context.hold.known_finite.note(asked.gradients)
             if counts:
                 # The table sums what is finite.
-                self._count(model, step, share, math.nan if rows else seen.square_sum)
+                of_all = self._sum_of_shares(model, share, math.nan if rows else seen.square_sum)
+                if of_all is not None:
+                    step.gradients.square_sums[model.prefix, optimizer] = of_all
             for row in rows:
                 name, parameter, numel = asked.row(row)
                 step.suspects.is_applied |= where == "reduced_gradient"
@@ -191,14 +201,13 @@ class GradientProbe:
         asked.let_go(is_owed=is_read and not asked.is_answered)
         return is_read
 
-    def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
-        """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
+    def _sum_of_shares(self, model: Model, share: TensorShare, square_sum: float) -> float | None:
+        """Where tensors are read in turns, with what the others had when they were last read; None until all were."""
         sums = self._square_sums.setdefault(model.prefix, {})
         if sums and next(iter(sums)).stride != share.stride:
             sums.clear()
         sums[share] = square_sum
-        if len(sums) == share.stride:
-            step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
+        return sum(sums.values()) if len(sums) == share.stride else None
 
 
 def _bad(table: Any) -> Any:
