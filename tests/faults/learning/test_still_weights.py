@@ -73,6 +73,14 @@ def test_fp32_is_healthy() -> None:
     assert judge(*[vitals(module("fc", 0.02, dtype="float32"))] * 12) == []
 
 
+def test_a_rate_too_small_for_fp32_is_told_from_the_start_on_and_not_once_all_is_learned() -> None:
+    still = vitals(module("fc", 0.02, dtype="float32", rate=1e-10))
+    (finding,) = judge(*[still] * 30, peak=1e-10)
+    assert "rounded_away_updates" == top_cause(finding)
+    learned = [vitals(module("fc", 0.9, dtype="float32", rate=1e-3))] * 12
+    assert judge(*learned, *[vitals(module("fc", 0.02, dtype="float32", rate=1e-3))] * 40) == []
+
+
 def test_bf16_where_a_good_part_moves_is_healthy() -> None:
     some = vitals(module("embedding", 0.03), module("attention", 0.2), module("value", 0.6), module("head", 0.8))
     assert judge(*[some] * 12, known=census("SGD")) == []

@@ -12,6 +12,11 @@ from holter.records import Finding, GradientScales, Named, ScaleGroup
 DENSE = ScaleGroup(Named(3, ["a", "b", "c"]), 4.0, 4, "fully_shard", [4])
 
 
+def spread(values) -> Spread:
+    low, high = min(values), max(values)
+    return Spread(sum(values) / len(values), low, high, values.index(low), values.index(high), len(values))
+
+
 def scales(*groups: ScaleGroup, is_free: bool = False) -> list[Finding]:
     told = GradientScales(groups=list(groups), is_scale_free=is_free)
     return list(GradientScale().judge(made_window(notes=(Note(0, 3, 0, told),))))
@@ -74,6 +79,17 @@ def test_a_rank_that_sums_its_loss_is_found_with_its_factor():
     assert ["gradient_scale_mismatch"] == [cause.cause for cause in rank_causes(finding)][:1]
 
 
+def test_a_sum_over_few_samples_is_a_noisy_factor_and_a_sum_all_the_same():
+    noisy = [(0.5 + 0.2 * (step % 3), 32 * (0.7 + 0.2 * (step % 4))) for step in range(20)]
+    for num_samples, cause in ((32, "gradient_scale_mismatch"), (500, "corrupt_labels_or_range")):
+        series = tuple(
+            StepNumbers(step, step, {"loss": spread(pair), "batch.num_samples": spread([num_samples] * 2)})
+            for step, pair in enumerate(noisy)
+        )
+        (finding,) = RankShares().judge(made_window(series=series))
+        assert cause == rank_causes(finding)[0].cause
+
+
 def test_a_rank_in_another_world_is_found_as_such():
     (finding,) = numbers("loss", [(2.5, 2.5)] * 5 + [(2.5, 113_426.0 / (1 + step % 5)) for step in range(15)])
     assert ((1,), 5) == (finding.ranks, finding.first_step)
@@ -126,11 +142,6 @@ def test_ranks_with_other_numbers_of_micro_batches_are_found_unless_they_change(
 
 def divided(losses, flags, micro_steps=4) -> list[Finding]:
     """Ranks with these losses at every step, of which some divide."""
-
-    def spread(values):
-        low, high = min(values), max(values)
-        return Spread(sum(values) / len(values), low, high, values.index(low), values.index(high), len(values))
-
     numbers = {
         "loss": spread(losses),
         "loss.is_divided": spread(flags),

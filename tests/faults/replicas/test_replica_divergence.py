@@ -603,6 +603,21 @@ def test_who_scales_alone_is_the_one_where_nobody_did_before(factor_before: floa
     assert (culprit,) == finding.ranks
 
 
+def test_of_two_that_scale_the_one_that_does_as_all_did_before_is_sound() -> None:
+    half, quarter = dict.fromkeys(NAMES, 0.5), dict.fromkeys(NAMES, 0.25)
+    (finding,) = clipped(half, quarter, factor_before=0.5)
+    assert (1,) == finding.ranks
+    (finding,) = clipped(half, quarter)
+    assert (0, 1) == finding.ranks
+
+
+def test_a_step_at_which_nobody_reduces_is_no_uneven_clipping() -> None:
+    classes = {"gradients_reduced": equal(8), "gradients": parted(9)}
+    shown = view(8, {"gradients_reduced": SAME, "gradients": SAME}), view(9, {"gradients": TWO})
+    (finding,) = judge(*shown, classes=classes, tables=given("gradients", 9, OTHER))
+    assert "uneven_clipping" != top(finding)
+
+
 def test_what_another_optimizer_holds_is_not_taken_for_unused() -> None:
     everyone = [*NAMES, "spare.weight"]
     known = {

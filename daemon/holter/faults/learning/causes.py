@@ -227,6 +227,7 @@ ROUNDED_AWAY_UPDATES = CauseEntry(
     is_refuted_by=False,
     rows=(
         Row("still_weights", 0.93, "observation", seen=("does_little_change", "is_narrow", "is_rate_at_work")),
+        Row("still_weights", 0.85, "observation", seen=("does_little_change", "is_rate_too_small")),
         Row("still_weights", 0.60, "inference", seen=("does_little_change",), missing=_NO_UPDATES),
     ),
     fix=Fix(

@@ -4,7 +4,8 @@ What it detects
     Trained tensors of which no bit changes although gradient and learning rate are not zero; tensors with a gradient whose learning
     rate stays at exactly zero, all of them (a schedule) or those of one group; tensors with a gradient that no optimizer steps: one that
     holds them is never called, or they are few among many that are held; weights in bf16 or fp16 of which a
-    step changes few elements, because the update is under half a unit in the last place; and trained fp32 weights whose low
+    step changes few elements, because the update is under half a unit in the last place, or in any dtype from the first steps on, because
+    the rate is that small; and trained fp32 weights whose low
     mantissa bits are zero at every step, because something rounds them to a narrower dtype and back.
 
 Why it matters
@@ -97,6 +98,11 @@ class StillWeights:
         ):
             yield _rounded_away(away)
             return
+        tiny = find_streak(window, Vitals, self._changes_little, at_least=self.num_vitals, min_steps=self.unheld_steps)
+        # A run that has learned all there is changes little too: from the first steps on it is another matter.
+        if tiny and tiny.first_step <= self.min_steps and self._is_at_work(window, tiny):
+            yield _rounded_away(tiny, dtypes=tuple(EPSILON))
+            return
         trip = find_streak(window, Vitals, lambda vitals: vitals.rounded.count > 0, at_least=self.num_vitals)
         if trip:
             yield _round_trip(trip)
@@ -122,6 +128,9 @@ class StillWeights:
         total = sum(module.numel for module in known)
         still = sum(m.numel for m in known if m.dtype in NARROW and m.changed < self.max_changed_in_module)
         return total > 0 and still > total / 2 and _share_changed(vitals) < self.max_changed
+
+    def _changes_little(self, vitals: Vitals) -> bool:
+        return _share_changed(vitals) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
 
     def _is_at_work(self, window: Window, streak: Streak[Vitals]) -> bool:
         """The learning rate is near its peak, and not on its way up."""
@@ -233,9 +242,9 @@ def _unheld(streak: Streak[Vitals]) -> Finding:
     )
 
 
-def _rounded_away(streak: Streak[Vitals]) -> Finding:
+def _rounded_away(streak: Streak[Vitals], dtypes: Collection[str] = NARROW) -> Finding:
     vitals = streak.last[1]
-    still = [m for m in vitals.modules if m.dtype in NARROW and m.changed < StillWeights.max_changed_in_module]
+    still = [m for m in vitals.modules if m.dtype in dtypes and m.changed < StillWeights.max_changed_in_module]
     share, rate = _share_changed(vitals), max(module.learning_rate for module in still)
     numbers = Evidence(
         kind="update",
@@ -251,7 +260,12 @@ def _rounded_away(streak: Streak[Vitals]) -> Finding:
         streak,
         modules=tuple(module.module for module in still),
         summary=f"A step changes only {share:.1%} of the trained elements: the weights are in {still[0].dtype} and the updates are rounded away.",
-        facts={"is_narrow": True, "does_little_change": True, "is_rate_at_work": True},
+        facts={
+            "is_narrow": dtypes is NARROW or None,
+            "is_rate_too_small": dtypes is not NARROW,
+            "does_little_change": True,
+            "is_rate_at_work": True,
+        },
         evidence=(numbers, size),
     )
 

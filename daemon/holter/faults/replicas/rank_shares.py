@@ -45,6 +45,8 @@ UNLEARNT, LEARNT = 0.95, 0.7
 """Of the first loss: a rank that stays above the one while the others are below the other learns nothing."""
 STEADY = 1.5
 """A factor whose largest is less than this times its smallest is one factor: a sum against a mean, not another world."""
+NOISY = 8.0
+"""The same of a factor that is about the number of samples."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class RankShares:
         losses = [(step, loss) for step, loss in window.values("loss") if loss.num > 1]
         run = self._apart(losses) or self._undivided(window, losses)
         if run:
-            yield _loss_finding(run, run[self.min_steps - 1][0])
+            yield _loss_finding(run, run[self.min_steps - 1][0], _num_samples(window))
         elif (parting := self._parted(losses)) is not None:
             yield parting
         counts = self._uneven([(step, count) for step, count in window.values("micro_steps") if count.num > 1])
@@ -232,10 +234,17 @@ def _pair(count: Spread) -> tuple[float, int, float, int]:
     return count.low, count.low_rank, count.high, count.high_rank
 
 
-def _loss_finding(run: list[tuple[int, Spread, int, float]], detected_step: int) -> Finding:
+def _num_samples(window: Window) -> float:
+    told = [num.mean for _, num in window.values("batch.num_samples")]
+    return statistics.median(told) if told else 0.0
+
+
+def _loss_finding(run: list[tuple[int, Spread, int, float]], detected_step: int, num_samples: float) -> Finding:
     rank, factors = run[0][2], [factor for *_, factor in run]
     middle, last = statistics.median(factors), run[-1]
-    is_steady = max(factors) < STEADY * STEADY * min(factors)
+    # A mean over few samples is noisy, and so is the factor; as many as there are samples is a sum all the same.
+    is_sum = num_samples > 1 and num_samples / STEADY < middle < num_samples * STEADY
+    is_steady = max(factors) < (NOISY if is_sum else STEADY * STEADY) * min(factors)
     return Finding(
         detector=RankShares.name,
         severity="warning",

@@ -69,8 +69,13 @@ class Case:
 
     @property
     def reduction(self) -> str:
-        """The class that shows what the reduction left: the optimizer's own view where nothing earlier was seen."""
-        return "gradients_reduced" if "gradients_reduced" in self.window.tensors.classes else "gradients"
+        """The class that shows what the reduction left: the optimizer's own view where nothing earlier was seen, or nobody reduced anything."""
+        given = self.partings.get("gradients")
+        view = self.window.step(given.step) if given and "gradients_reduced" not in self.partings else None
+        is_seen = "gradients_reduced" in self.window.tensors.classes and (
+            view is None or "gradients_reduced" in view.roots
+        )
+        return "gradients_reduced" if is_seen else "gradients"
 
     @property
     def reduced(self) -> Parting | None:

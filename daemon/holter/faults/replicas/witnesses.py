@@ -27,8 +27,8 @@ NOISE = 1e-5
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
-MIN_UNTOUCHED = 8
-"""Comparisons at which nobody scaled anything, before it says something that one does."""
+MIN_USUAL = 8
+"""Comparisons at which all scaled alike, before it says something that one does otherwise."""
 
 AskWitness = Callable[[Case], tuple[int, ...]]
 """Returns who left, by one kind of evidence; nobody if that does not tell."""
@@ -200,14 +200,32 @@ def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ..
     return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
 
 
-def _was_untouched(case: Case) -> bool:
-    """Whether before they parted no rank scaled its gradients, nor called a clip that might have."""
+def _usual_factor(case: Case) -> float | None:
+    """What all ranks scaled their reduced gradients with before they parted, if it was always the same and no clip might have made it."""
     step = case.given.step if case.given else 0
     reduced = {at: spread.mean for at, spread in case.window.values("norm.gradients_reduced") if at < step}
     given = {at: spread.mean for at, spread in case.window.values("norm.gradients") if at < step}
-    both = [at for at, norm in reduced.items() if norm > 0 and at in given]
+    usual = [given[at] / norm for at, norm in reduced.items() if norm > 0 and at in given]
     has_clip = any(at < step for at, _ in case.window.values("clip.norm"))
-    return len(both) >= MIN_UNTOUCHED and not has_clip and all(_is_same(given[at] / reduced[at], 1.0) for at in both)
+    return usual[-1] if len(usual) >= MIN_USUAL and not has_clip and _is_same(min(usual), max(usual)) else None
+
+
+def _left_the_usual(case: Case) -> tuple[int, ...]:
+    usual = _usual_factor(case)
+    return () if usual is None else _some_of(case, lambda own: not all(_is_same(one, usual) for one in own.inside))
+
+
+def _touched_before_the_clip(case: Case) -> tuple[int, ...]:
+    """The one rank whose clip met another norm than the reduction had left."""
+    step = case.given.step if case.given else -1
+    met, left = (dict(case.window.values(name)).get(step) for name in ("clip.norm", "norm.gradients_reduced"))
+    if case.given is None or met is None or left is None or met.num < 2 or not _is_same(left.low, left.high):  # noqa: PLR2004
+        return ()
+    for rank, value, other in ((met.low_rank, met.low, met.high), (met.high_rank, met.high, met.low)):
+        rest = (met.mean * met.num - value) / (met.num - 1)
+        if _is_same(rest, left.mean) and _is_same(other, left.mean) and not _is_same(value, left.mean):
+            return case.given.group_of([rank])
+    return ()
 
 
 def _off_the_clip(case: Case) -> tuple[int, ...]:
@@ -315,14 +333,12 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
         "it scales some of its reduced gradients otherwise than the rest",
     ),
     (lambda case: case.given.minority if case.given else (), "most ranks give their optimizers the same gradients"),
+    (_left_the_usual, "it scales its gradients otherwise than all did before"),
+    (_touched_before_the_clip, "its clip meets another norm than the reduction left"),
     (_off_the_clip, "its factor is not the one that the clip's norm and limit make"),
     (
         lambda case: _some_of(case, lambda own: own.is_odd),
         "it scales its gradients by a factor that no clip arrives at",
-    ),
-    (
-        lambda case: _some_of(case, lambda own: not own.is_untouched) if _was_untouched(case) else (),
-        "it scales its gradients, which nobody did before",
     ),
     (lambda case: _some_of(case, lambda own: own.is_untouched), "it leaves out the scaling that its peers do"),
     (lambda case: case.settings.minority if case.settings else (), "most ranks' optimizers have the same settings"),
