@@ -27,7 +27,7 @@ SLOW_COMPUTE = CauseEntry(
         Row("slow_rank", 0.93, "observation", absent=("is_in_data", "is_device_throttled"), unless=("has_other_work",)),
         Row("slow_rank", 0.90, "observation", absent=("is_in_data",), unknown=("is_device_throttled",), unless=("has_other_work",)),
         Row("slow_rank", 0.35, "inference", missing=_WORK),
-        Row("slow_stage", 0.85, "documented", absent=("is_in_data",)),
+        Row("slow_stage", 0.85, "documented"),
     ),
     fix=Fix(
         do=(
