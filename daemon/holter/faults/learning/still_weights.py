@@ -314,7 +314,7 @@ def _finding(  # noqa: PLR0913 - the parts of a finding
     streak: Streak[Vitals],
     *,
     summary: str,
-    facts: dict[str, bool],
+    facts: dict[str, bool | None],
     evidence: tuple[Evidence, ...],
     tensors: tuple[str, ...] = (),
     modules: tuple[str, ...] = (),
