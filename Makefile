@@ -77,8 +77,8 @@ fuzzer: install
 	|| echo "could not install atheris: fuzzers run without coverage"
 
 frameworks: install
-	@$(BIN)/python -c "import lightning, peft, ray, trl" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]' \
-	|| echo "could not install lightning, peft, ray and trl: their examples are skipped"
+	@$(BIN)/python -c "import kubeflow_trainer_api, lightning, peft, ray, trl" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]' \
+	|| echo "could not install kubeflow-trainer-api, lightning, peft, ray and trl: what needs them is skipped"
 	@$(BIN)/python -c "import mlflow, tensorboard, trackio, wandb" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trackers]' \
 	|| echo "could not install mlflow, tensorboard, trackio and wandb: tests with them are skipped"
 

@@ -23,15 +23,23 @@ _requeue() {
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 }
 
+# Asks process $1's run for a halt, again until somebody hears it: a job that has just begun has no coordinator yet.
+_ask_for_halt() {
+    local told
+    until told=$(holter halt "$HOLTER_RUN_DIR" --no-wait --reason "$_limit" 2>&1) || ! kill -0 "$1" 2> /dev/null; do sleep 1; done
+    echo "$told" >&2
+}
+
 # Runs a command to its end. USR1 (#SBATCH --signal=B:USR1@SECONDS) becomes a halt at an agreed step; the job is then queued again and goes on.
 # After a crash too, HOLTER_CRASHES (3) times in all. Any other halt ends with 93, and is nobody's to start again but a person's.
 holter_run() {
-    local code=0 crashes="$HOLTER_RUN_DIR/crashes"
-    trap 'holter halt "$HOLTER_RUN_DIR" --no-wait --reason "$_limit"' USR1
+    local code=0 crashes="$HOLTER_RUN_DIR/crashes" command
+    trap '_ask_for_halt "$command" &' USR1
     "$@" &
+    command=$!
     # A signal ends `wait`, not the command.
-    while wait $!; kill -0 $! 2> /dev/null; do :; done
-    wait $!
+    while wait "$command"; kill -0 "$command" 2> /dev/null; do :; done
+    wait "$command"
     code=$?
     trap - USR1
     if [[ $code -eq 93 ]]; then

@@ -1,10 +1,13 @@
 """Kubernetes, systemd and the container: what the real tools and the API's schemas say of the files, and that the commands in them work."""
 
+import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,18 @@ def job_set(name: str) -> dict[str, Any]:
     """The JobSet's own part of a job's manifest."""
     manifest = yaml.safe_load((DEPLOY / "kubernetes" / "jobs" / f"{name}.yaml").read_text())
     return manifest["spec"]["template"]["spec"] if manifest["kind"] == "ClusterTrainingRuntime" else manifest["spec"]
+
+
+def lost(said: Any, known: Any, path: str = "") -> Iterator[str]:
+    """What a model did not take over; defaults that it adds are no matter."""
+    if isinstance(said, dict) and isinstance(known, dict):
+        for name, value in said.items():
+            yield from lost(value, known.get(name), f"{path}/{name}")
+    elif isinstance(said, list) and isinstance(known, list) and len(said) == len(known):
+        for number, (one, other) in enumerate(zip(said, known, strict=True)):
+            yield from lost(one, other, f"{path}/{number}")
+    elif said != known:
+        yield path
 
 
 def validate(manifest: dict[str, Any]) -> None:
@@ -98,6 +113,37 @@ def test_a_halted_job_fails_and_is_not_begun_again(name) -> None:
     assert ["holter", "launch", "--"] == container["command"][:3]
 
 
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("jobset", "jobset_v1alpha2_job_set.JobsetV1alpha2JobSet"),
+        ("trainingruntime", "trainer_v1alpha1_cluster_training_runtime.TrainerV1alpha1ClusterTrainingRuntime"),
+    ],
+)
+def test_the_models_of_their_own_api_know_every_field(name, model) -> None:
+    pytest.importorskip("kubeflow_trainer_api", reason="no kubeflow-trainer-api here (make frameworks)")
+    module, _, kind = model.partition(".")
+    model = getattr(importlib.import_module(f"kubeflow_trainer_api.models.{module}"), kind)
+    manifest = yaml.safe_load((DEPLOY / "kubernetes" / "jobs" / f"{name}.yaml").read_text())
+    assert [] == list(lost(manifest, model.from_dict(manifest).to_dict()))
+    manifest["spec"]["numNode"] = 2
+    assert ["/spec/numNode"] == list(lost(manifest, model.from_dict(manifest).to_dict()))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_agent_and_the_ranks_meet(name) -> None:
+    pod = job_set(name)["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (agent,), (trainer,) = pod["initContainers"], pod["containers"]
+    assert "Always" == agent["restartPolicy"]
+    environ = {one["name"]: one["value"] for one in trainer["env"]}
+    assert environ["HOLTER_AGENT"] == agent["args"][agent["args"].index("--socket") + 1]
+    shared = [one for one in agent["volumeMounts"] if one["name"] == "agent"]
+    assert shared == [one for one in trainer["volumeMounts"] if one["name"] == "agent"]
+    assert environ["HOLTER_AGENT"].startswith(f"{shared[0]['mountPath']}/")
+    assert {"runAsUser"} <= set(pod["securityContext"])
+    assert not {"securityContext"} & set(trainer)
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_ports_of_the_ranks_are_scraped(name) -> None:
     (_, monitor) = yaml.safe_load_all((DEPLOY / "kubernetes" / "monitoring" / "monitors.yaml").read_text())
@@ -112,14 +158,19 @@ def test_the_ports_of_the_ranks_are_scraped(name) -> None:
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="no systemd-analyze here; `make system` installs it"
 )
-def test_the_unit_is_well_formed_and_hardened(tmp_path) -> None:
-    unit = tmp_path / "holter-coordinator@.service"
-    text = (DEPLOY / "systemd" / unit.name).read_text()
-    unit.write_text(text.replace("/opt/holter/bin/holter", str(Path(sys.executable).with_name("holter"))))
-    told = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("name", ["holter-coordinator@", "holter-agent@", "holter-hub"])
+def test_the_units_are_well_formed_and_hardened(name, tmp_path) -> None:
+    units = tmp_path / "units"
+    shutil.copytree(DEPLOY / "systemd", units)
+    unit = units / f"{name}.service"
+    unit.write_text(unit.read_text().replace("/opt/holter/bin/holter", str(Path(sys.executable).with_name("holter"))))
+    # The hardening is a drop-in of all units.
+    environ = os.environ | {"SYSTEMD_UNIT_PATH": f"{units}:"}
+    verify = ["systemd-analyze", "verify", "--man=no", unit]
+    told = subprocess.run(verify, env=environ, capture_output=True, text=True, check=False)
     assert (0, "") == (told.returncode, told.stderr)
     words = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", unit]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    told = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     assert 0 == told.returncode, told.stdout[-300:]
 
 

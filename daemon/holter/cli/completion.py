@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import holter
 from holter import cli
 from holter.errors import UsageError
+from holter.exporters import pages
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -36,6 +37,13 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> str:
         import shtab  # noqa: PLC0415 - only this command needs it
     except ImportError:
         raise UsageError("completion is made with shtab: `pip install holter[completion]`") from None
+    for _, command in _commands(parser):
+        for action in command._actions:  # noqa: SLF001
+            if (command.prog, action.dest) == ("holter explain", "name"):
+                action.choices = list(pages.names())
+            elif action.nargs != 0 and not action.choices:
+                # A run, a checkpoint, a log: shells offer no files by themselves where there is a completion.
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(parser, shell=shell))
 
 

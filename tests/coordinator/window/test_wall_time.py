@@ -162,6 +162,18 @@ def test_what_the_slowest_rank_waited_for_counts_though_the_other_waited_elsewhe
     assert 25.0 == parts["progress"]
 
 
+def test_a_policy_that_generates_at_every_step_evaluates_nothing_but_its_evaluation_is_one():
+    job = started()
+    for _ in range(20):
+        job.take(3.0, evaluation=2.0)
+    before = job.parts()
+    assert before["evaluation"] <= 22.0, "until it is known what most steps do"
+    job.take(3.0, evaluation=2.0)
+    job.take(9.0, evaluation=8.0)
+    assert before["evaluation"] + 6.0 == job.parts()["evaluation"]
+    assert before["progress"] + 3.0 + 3.0 == job.parts()["progress"]
+
+
 def test_a_step_that_takes_long_is_not_hung():
     job = started()
     job.take(60.0)

@@ -130,6 +130,8 @@ class _LifeTally:
     """What was left of each of the first steps, in seconds."""
     usual: list[float] = field(default_factory=list)
     """What was left of later steps, in seconds."""
+    evaluated: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_USUAL))
+    """Time without gradients in each of the last steps, in seconds."""
     seen: dict[str, float] = field(default_factory=dict)
     """What ranks were seen doing since the last step, in seconds."""
     pids: dict[int, int] = field(default_factory=dict)
@@ -141,6 +143,12 @@ class _LifeTally:
     def add(self, parts: Mapping[str, float]) -> None:
         for name, seconds in parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + seconds
+
+    def beyond_every_step_s(self, evaluation_s: float) -> float:
+        """What most steps do is a part of the step: a policy that generates what it is trained on evaluates nothing."""
+        usual_s = median(self.evaluated) if len(self.evaluated) >= MIN_USUAL else 0.0
+        self.evaluated.append(evaluation_s)
+        return max(0.0, evaluation_s - usual_s)
 
     def compiling_s(self) -> float:
         """Return what the first steps took beyond the usual; all of the first one until the usual is known."""
@@ -320,6 +328,7 @@ class WallTime:
         # A stall in evaluation or a save is in both: it is counted once, as far as there is room.
         for name in ("checkpoint", "evaluation", "data"):
             lost[name] = max(lost.get(name, 0.0), tally.longest_s.get(name, 0.0))
+        lost["evaluation"] = life.beyond_every_step_s(lost["evaluation"])
         rest = "redone" if self._base_step() + step < self._furthest() else "progress"
         parts = divide(took_s, lost, rest)
         life.add(parts)

@@ -37,6 +37,8 @@ ANSWERS_S = 2.0
 MAX_SUSPECTS = 16
 """Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
+_ENDS_EVALUATION = frozenset({Phase.EVALUATION, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+"""Another call of it, or training."""
 HEED_S = 0.02
 SILENT_S = 10.0
 STARTUP_S = 30.0
@@ -245,12 +247,18 @@ class StepLog:
 
 
 class PhaseClock:
-    """Which phase the main thread is in; adds up the seconds of each phase between two `take`s."""
+    """Which phase the main thread is in; adds up the seconds of each phase between two `take`s.
+
+        evaluation   data   evaluation   other   forward        the batches and metrics of an evaluation are a part of it:
+        └──────────── evaluation ────────────┘   forward        what is between its calls, and the script's own code after the last one
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.ATTACH
         self._since = clock.monotonic_s()
         self._seconds = [0.0] * len(PHASE_NAMES)
+        self._evaluated: list[float] | None = None
+        """The seconds when the last evaluation's call ended, if no training was seen since."""
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase; returns the one that it interrupts, to be entered again afterwards."""
@@ -258,12 +266,25 @@ class PhaseClock:
         interrupted = self.phase
         self._seconds[interrupted] += now - self._since
         self.phase, self._since = phase, now
+        if interrupted is Phase.EVALUATION:
+            self._evaluated = self._seconds[:]
+        elif self._evaluated is not None and phase in _ENDS_EVALUATION:
+            self._join_evaluation(Phase.OTHER)
+            if phase is Phase.EVALUATION:
+                self._join_evaluation(Phase.DATA)
+            self._evaluated = None
         return interrupted
+
+    def _join_evaluation(self, phase: Phase) -> None:
+        assert self._evaluated is not None
+        spent_s = self._seconds[phase] - self._evaluated[phase]
+        self._seconds[phase] -= spent_s
+        self._seconds[Phase.EVALUATION] += spent_s
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
         self.enter(self.phase)
-        seconds, self._seconds = self._seconds, [0.0] * len(PHASE_NAMES)
+        seconds, self._seconds, self._evaluated = self._seconds, [0.0] * len(PHASE_NAMES), None
         return {name: spent for name, spent in zip(PHASE_NAMES, seconds, strict=True) if spent}
 
 
