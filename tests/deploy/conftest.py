@@ -39,6 +39,8 @@ SelectType=select/linear
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 KillWait=5
+# A life of a minute is too short for a start where others use the machine too; the signal comes by the limit all the same.
+OverTimeLimit=4
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 include {home}/holter.conf

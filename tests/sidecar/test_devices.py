@@ -204,6 +204,7 @@ def test_links_and_pages_and_what_the_driver_wants(nvml: NvmlLibrary, clock: Clo
         {"error__nvmlDeviceGetTotalEccErrors": 3},
         {"error__nvmlDeviceGetTotalEccErrors": 3, "no_fields": 1},
         {"error__nvmlDeviceGetRemappedRows": 13},
+        {"error__nvmlDeviceGetTotalEccErrors": 3, "error__nvmlDeviceGetMemoryErrorCounter": 3},
         {"no_fields": 1},
         {"error__nvmlDeviceGetFieldValues": 2},
         {"no_link_fields": 1},
@@ -266,6 +267,13 @@ def test_one_that_was_lost_before_it_was_looked_for_is_told_too(nvml: NvmlLibrar
     nvml.set(0, error=LOST)
     (lost,) = clock.reading()
     assert ("GPU-1", ["lost"]) == (lost.uuid, lost.states)
+
+
+@pytest.mark.parametrize("visible", [None, "0,1", "GPU-1,GPU-2", "GPU-,GPU-2"])
+def test_a_device_that_another_rank_has_lost_is_not_this_ones(nvml: NvmlLibrary, visible: str | None) -> None:
+    nvml.set(1, error=LOST)
+    assert [] == NvmlReader(WantedDevice("", 0, visible)).read().states
+    assert ["lost"] == NvmlReader(WantedDevice("", 1, visible)).read().states
 
 
 def test_faults_that_the_driver_reports_are_told_and_repeats_are_counted(nvml: NvmlLibrary, clock: Clock) -> None:

@@ -9,7 +9,7 @@ once. Only a device that is lost ends a reading, with that as its news.
 import importlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -253,6 +253,8 @@ class NvmlReader:
         place = self._wanted.place
         if place >= len(visible):
             raise NoDeviceError(f"local rank {self._wanted.local_rank} has none of {len(visible)} visible devices")
+        if visible[place] is None:
+            raise self._nvml.NVMLError(LOST)
         return visible[place]
 
     def _by_uuid(self, uuid: str) -> Any:
@@ -263,18 +265,22 @@ class NvmlReader:
             if error.value == LOST:
                 raise
             # CUDA takes the beginning of a UUID, and a part of a device by its own or by its parent's (MIG-GPU-.../1/0).
-            for handle in (*self._all(), *(mig for gpu in self._all() for mig in self._parts(gpu))):
+            everything = list(self._all())
+            there = [gpu for gpu in everything if gpu is not None]
+            for handle in (*there, *(mig for gpu in there for mig in self._parts(gpu))):
                 own = str(self._ask_any("nvmlDeviceGetUUID", handle) or "")
                 if own.startswith(uuid) or own.removeprefix("MIG-") == uuid.removeprefix("GPU-"):
                     return handle
+            if None in everything:
+                raise nvml.NVMLError(LOST) from None
             raise
 
     def _visible(self) -> Iterator[Any]:
-        """As CUDA counts them: what follows a device that does not exist is not visible either."""
+        """As CUDA counts them: what follows a device that does not exist is not visible either. None: it is lost."""
         text = self._wanted.visible
         if text is None:
             everything = list(self._all())
-            parts = [part for gpu in everything for part in self._parts(gpu)]
+            parts = [part for gpu in everything if gpu is not None for part in self._parts(gpu)]
             # Of parts a process sees one, unless it is told which.
             yield from parts[:1] or everything
             return
@@ -285,15 +291,15 @@ class NvmlReader:
                 if word.lstrip("-").isdigit():
                     if int(word) < 0:
                         return
-                    yield self._nvml.nvmlDeviceGetHandleByIndex(int(word))
+                    yield self._by_index(int(word))
                 elif word.startswith("MIG-GPU-"):
                     yield self._by_instance(word)
                 else:
                     yield self._by_uuid(word)
             except self._nvml.NVMLError as error:
-                if error.value == LOST:
-                    raise
-                return
+                if error.value != LOST:
+                    return
+                yield None
 
     def _by_instance(self, word: str) -> Any:
         """`MIG-GPU-<uuid>/<instance>/<compute instance>`, as drivers before 470 name them."""
@@ -312,8 +318,16 @@ class NvmlReader:
         raise self._nvml.NVMLError(6)
 
     def _all(self) -> Iterator[Any]:
-        for index in range(self._nvml.nvmlDeviceGetCount()):
-            yield self._nvml.nvmlDeviceGetHandleByIndex(index)
+        """Of this host; None: it is lost, which may be another rank's."""
+        yield from (self._by_index(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+
+    def _by_index(self, index: int) -> Any:
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            if error.value != LOST:
+                raise
+            return None
 
     def _parts(self, handle: Any) -> Iterator[Any]:
         mode = self._ask_any("nvmlDeviceGetMigMode", handle)
@@ -379,7 +393,7 @@ class NvmlReader:
     def _errors(self) -> tuple[dict[str, int], list[str]]:
         """Counters, and what is wrong now."""
         fields = self._fields()
-        found: dict[str, int | None] = {name: self._ask_ecc(name, *kinds) for name, kinds in ECC.items()}
+        found: dict[str, int | None] = {name: self._ask_ecc(name, *kinds, fields) for name, kinds in ECC.items()}
         rows = self._ask("nvmlDeviceGetRemappedRows")
         if rows is not None:
             found["rows_remapped_corrected"], found["rows_remapped_uncorrected"] = rows[0], rows[1]
@@ -392,19 +406,20 @@ class NvmlReader:
         for name, kind in HELD.items():
             told = self._ask("nvmlDeviceGetViolationStatus", kind)
             found[name] = None if told is None else int(told.violationTime)
-        known = fields | {name: int(value) for name, value in found.items() if value is not None}
+        # Where two ways differ, one of them is no longer kept up, and says 0.
+        known = fields | {
+            name: max(int(value), fields.get(name, 0)) for name, value in found.items() if value is not None
+        }
         known |= {} if self._is_lost else self._links(known)
         return (
             {name: value for name, value in known.items() if name not in STATES},
             [name for name in STATES if known.get(name)],
         )
 
-    def _ask_ecc(self, name: str, kind: int, lasting: int) -> int | None:
+    def _ask_ecc(self, name: str, kind: int, lasting: int, fields: Mapping[str, int]) -> int | None:
         found = self._ask("nvmlDeviceGetTotalEccErrors", kind, lasting)
-        if found is not None:
-            return int(found)
-        if name in self._refused:
-            return None
+        if found is not None or name in fields:
+            return None if found is None else int(found)
         places = [self._ask("nvmlDeviceGetMemoryErrorCounter", kind, lasting, place) for place in (2, 7)]
         return None if all(one is None for one in places) else sum(one or 0 for one in places)
 

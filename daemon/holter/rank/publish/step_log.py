@@ -249,8 +249,8 @@ class StepLog:
 class PhaseClock:
     """Which phase the main thread is in; adds up the seconds of each phase between two `take`s.
 
-        evaluation   data   evaluation   other   forward        the batches and metrics of an evaluation are a part of it:
-        └──────────── evaluation ────────────┘   forward        what is between its calls, and the script's own code after the last one
+    evaluation   data   evaluation   other   forward        the batches and metrics of an evaluation are a part of it:
+    └──────────── evaluation ────────────┘   forward        what is between its calls, and the script's own code after the last one
     """
 
     def __init__(self) -> None:
