@@ -45,7 +45,7 @@ def contents(run_dir: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def served(recorded: Path) -> Iterator[str]:
     before = contents(recorded)
-    command = [sys.executable, "-m", "holter.cli", "page", str(recorded)]
+    command = [sys.executable, "-m", "holter.cli", "page", str(recorded), "--beside", str(recorded)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -83,6 +83,13 @@ def test_the_page_of_the_past_has_everything_that_was_known(served: str) -> None
     kinds = [one["kind"] for one in told["timeline"]]
     assert {"finding", "incident"} <= set(kinds)
     assert [] == about["warnings"]
+
+
+def test_another_runs_numbers_lie_beside_its_own(served: str) -> None:
+    told = snapshot(served)
+    assert RUN_ID == told["other"]["name"]
+    assert told["series"]["loss"]
+    assert told["series"] == told["other"]["series"]
 
 
 def test_its_incidents_can_be_read_in_full_and_nothing_can_be_asked(served: str, recorded: Path) -> None:

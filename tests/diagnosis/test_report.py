@@ -146,6 +146,13 @@ def test_html_escapes_names_and_fetches_nothing() -> None:
     assert "url(" not in page
 
 
+def test_what_stands_between_backticks_is_code_and_still_escaped() -> None:
+    page = to_html(diagnose(bad_batch("`<b>x</b>`")))
+    assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in page
+    assert "<code>torch.isfinite(x).all()</code>" in page
+    assert "<b>x" not in page
+
+
 def test_a_fragment_says_the_same_without_style_script_or_frame() -> None:
     diagnosis = diagnose(bad_batch("<script>alert(1)</script>"))
     fragment, page = to_fragment(diagnosis), to_html(diagnosis)

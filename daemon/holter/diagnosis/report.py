@@ -236,7 +236,7 @@ def to_html(diagnosis: Diagnosis, *others: Diagnosis) -> str:
     return _HTML.format(
         title=_html(headline(diagnosis)),
         severity=_html(diagnosis.severity),
-        symptom=_html(diagnosis.symptom),
+        symptom=_worded(diagnosis.symptom),
         style=f"{_STYLE}\n{plots.STYLE}\n{_BLOCK_STYLE}",
         body="\n".join(
             [
@@ -249,7 +249,7 @@ def to_html(diagnosis: Diagnosis, *others: Diagnosis) -> str:
 
 def to_fragment(diagnosis: Diagnosis) -> str:
     """Write a diagnosis as a piece of another HTML page; that page must hold the styles."""
-    title, symptom = _html(headline(diagnosis)), _html(diagnosis.symptom)
+    title, symptom = _html(headline(diagnosis)), _worded(diagnosis.symptom)
     body = "\n".join(_html_section(section, 3) for section in sections(diagnosis))
     return f'<h2 class="{_html(diagnosis.severity)}">{title}</h2>\n<p class="symptom">{symptom}</p>\n{body}'
 
@@ -286,13 +286,18 @@ def _html(text: str) -> str:
     return html.escape(printable(text))
 
 
+def _worded(text: str) -> str:
+    """Escape a text, and show what stands between backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", _html(text))
+
+
 def _html_section(section: Section, level: int = 2) -> str:
     parts = [f"<section><h{level}>{_html(section.title)}</h{level}>"]
-    parts += [f"<p>{_html(paragraph)}</p>" for paragraph in section.paragraphs]
+    parts += [f"<p>{_worded(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.items:
-        parts.append("<ul>" + "".join(f"<li>{_html(item)}</li>" for item in section.items) + "</ul>")
+        parts.append("<ul>" + "".join(f"<li>{_worded(item)}</li>" for item in section.items) + "</ul>")
     if section.pairs:
-        rows = "".join(f"<dt>{_html(label)}</dt><dd>{_html(text)}</dd>" for label, text in section.pairs)
+        rows = "".join(f"<dt>{_html(label)}</dt><dd>{_worded(text)}</dd>" for label, text in section.pairs)
         parts.append(f"<dl>{rows}</dl>")
     parts += [plots.figure(plot, number) for number, plot in enumerate(section.plots)]
     parts += [block_to_html(block) for block in section.blocks]

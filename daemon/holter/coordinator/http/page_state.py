@@ -85,7 +85,7 @@ class Picture:
             "now": self.now_ms,
             **self.facts,
             "columns": self.columns,
-            "series": {name: joined(rows) for name, rows in self._series().items()},
+            "series": self.joined_series(),
             "timeline": self.happenings,
         }
 
@@ -100,12 +100,16 @@ class Picture:
             found["happened"] = fresh
         return {"now": self.now_ms, **found} if found else {}
 
+    def joined_series(self) -> dict[str, list[Row]]:
+        """Return the series as they are drawn."""
+        return {name: joined(rows) for name, rows in self._series().items()}
+
     def _series_since(self, before: "Picture") -> dict[str, Any]:
         if self.numbers is before.numbers and self.arrivals is before.arrivals:
             return {}
         if _last(self.numbers) < _last(before.numbers) or _last(self.arrivals) < _last(before.arrivals):
             # Ranks started again at an earlier step: what was drawn for later ones is no longer true.
-            return {"series": {name: joined(rows) for name, rows in self._series().items()}}
+            return {"series": self.joined_series()}
         rows = self._series(_last(before.numbers), _last(before.arrivals))
         return {"more": more} if (more := {name: joined(new) for name, new in rows.items() if new}) else {}
 
@@ -163,6 +167,8 @@ class PageState:
         self.timeline = Timeline()
         self._run = run
         self.now_ns = now_ns
+        self.other: Mapping[str, Any] = {}
+        """Name and series of a run that this one is compared with."""
         self._record = record
         """For a run that is over: when it ended, and by which halt; None if it is live."""
         self._cards: dict[str, tuple[Diagnosis, dict[str, Any]]] = {}
@@ -197,6 +203,7 @@ class PageState:
                 "hosts": hosts,
                 "incidents": [self._card(one) for one in diagnoses[-MAX_CARDS:]],
                 "checkpoints": self._checkpoints(),
+                "other": self.other,
             },
             columns=columns,
             numbers=run.assembly.series(),

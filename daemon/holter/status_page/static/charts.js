@@ -31,7 +31,7 @@ export function draw() {
     if (!made.has(chart.name)) made.set(chart.name, build(chart));
     const parts = made.get(chart.name);
     parts.figure.hidden = rows.length < 2;
-    if (rows.length >= 2) redraw(chart, parts, rows);
+    if (rows.length >= 2) redraw(chart, parts, rows, joined(inView(state.other?.series?.[chart.name] ?? [])));
   }
   const isEmpty = [...made.values()].every((parts) => parts.figure.hidden);
   $("numbers").hidden = isEmpty && !shown;
@@ -67,10 +67,10 @@ function closest(parts, step) {
 }
 
 function build(chart) {
-  const latest = el("span", { class: "muted" }), said = el("output");
+  const latest = el("span", { class: "muted" }), other = el("span", { class: "muted of-other" }), said = el("output");
   const title = svg("title"), drawing = svg("g"), chosen = svg("rect", { class: "band", y: TOP, height: HEIGHT - BOTTOM - TOP, visibility: "hidden" }), cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const plot = svg("svg", { role: "img", tabindex: "0" }, title, drawing, chosen, cursor);
-  const parts = { figure: el("figure", {}, el("figcaption", {}, `${chart.title} `, latest), plot, said), plot, latest, said, title, drawing, chosen, cursor, rows: [], at: -1 };
+  const parts = { figure: el("figure", {}, el("figcaption", {}, `${chart.title} `, latest, " ", other), plot, said), plot, latest, other, said, title, drawing, chosen, cursor, rows: [], others: [], at: -1 };
   const stepAt = (event) => parts.across.from(event.clientX - plot.getBoundingClientRect().left);
   plot.addEventListener("pointerdown", (event) => { if (event.button === 0) { drawnFrom = stepAt(event); plot.setPointerCapture?.(event.pointerId); } });
   plot.addEventListener("pointermove", (event) => {
@@ -102,18 +102,22 @@ function build(chart) {
   return parts;
 }
 
-function redraw(chart, parts, rows) {
+function redraw(chart, parts, rows, others) {
   width = parts.plot.clientWidth || width;
   parts.plot.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
   // A hang begins at the step after the last.
   const begun = serious().filter((one) => one.first_step <= rows.at(-1)[0] + 2).map((one) => one.first_step);
-  const across = scale(rows[0][0], Math.max(rows.at(-1)[0], ...begun), LEFT, width - RIGHT), upwards = upward(rows);
+  const steps = [...rows, ...others].map((row) => row[0]);
+  const across = scale(Math.min(...steps), Math.max(...steps, ...begun), LEFT, width - RIGHT);
+  const upwards = upward([...rows, ...others.map(([step, mean]) => [step, mean, mean, mean])]);
   const last = rows.at(-1);
   parts.latest.textContent = `${chart.summary ? chart.summary(last) : chart.text(last[1])} at step ${count(last[0])}`;
+  parts.other.textContent = others.length ? `┄ ${state.other.name}: ${chart.text(others.at(-1)[1])} at step ${count(others.at(-1)[0])}` : "";
   parts.title.textContent = `${chart.title}: ${told(chart, last)}. Arrow keys read other steps, plus and minus show fewer or more of them.`;
   parts.rows = rows;
+  parts.others = others;
   parts.across = across;
-  parts.drawing.replaceChildren(...axes(chart, across, upwards), ...marks(across), ...lines(rows, across, upwards));
+  parts.drawing.replaceChildren(...axes(chart, across, upwards), ...marks(across), ...lines(rows, across, upwards), ...runs(others).map((run) => line(run, across, upwards, "c1 other")));
   point(chart, parts, closest(parts, cursorStep));
 }
 
@@ -184,13 +188,17 @@ function lines(rows, across, upwards) {
     const edge = [...spread.map((row) => place(row[0], row[3])), ...[...spread].reverse().map((row) => place(row[0], row[2]))];
     parts.push(svg("polygon", { class: "band", points: edge.join(" ") }));
   }
-  for (const run of runs(rows)) parts.push(run.length > 1
-    ? svg("polyline", { class: "line c0", points: run.map((row) => place(row[0], row[1])).join(" ") })
-    : svg("circle", { class: "dot c0", cx: across.at(run[0][0]), cy: upwards.at(run[0][1]), r: 3 }));
+  for (const run of runs(rows)) parts.push(line(run, across, upwards, "c0"));
   for (const row of rows.filter((one) => one[6] || one[1] === null)) {
     parts.push(svg("path", { class: "cross", d: `M${across.at(row[0]) - 4},${TOP - 2}l8,8m0,-8l-8,8` }));
   }
   return parts;
+}
+
+function line(run, across, upwards, kind) {
+  return run.length > 1
+    ? svg("polyline", { class: `line ${kind}`, points: run.map((row) => `${across.at(row[0])},${upwards.at(row[1])}`).join(" ") })
+    : svg("circle", { class: `dot ${kind}`, cx: across.at(run[0][0]), cy: upwards.at(run[0][1]), r: 3 });
 }
 
 function runs(rows) {
@@ -203,8 +211,13 @@ function point(chart, parts, at) {
   parts.at = at;
   const row = parts.rows[at];
   parts.cursor.setAttribute("visibility", row ? "visible" : "hidden");
-  parts.said.textContent = row ? told(chart, row) : "";
+  parts.said.textContent = row ? told(chart, row) + beside(chart, parts, row[0]) : "";
   if (row) for (const end of ["x1", "x2"]) parts.cursor.setAttribute(end, parts.across.at(row[0]));
+}
+
+function beside(chart, { others }, step) {
+  const there = others[closest({ rows: others }, step)];
+  return there ? `; ${state.other.name} at step ${count(there[0])}: ${chart.text(there[1])}` : "";
 }
 
 function select(parts, from, to) {
