@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from holter.coordinator.announcer import AnnouncerSettings
     from holter.coordinator.identity import Access, RunSettings
     from holter.coordinator.service import ServiceSettings
+
+GARBAGE_THRESHOLDS = (100_000, 50, 1000)
+"""What a job of thousands of ranks says every second is no garbage in cycles: looking for those took two thirds of the time of reading it."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(
             f"holter: coordinator of {about.run_id} at {about.address}; the tokens are in {run_dir}/coordinator.json\n"
         )
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     if place is not None:
         from holter.coordinator.standby import serve_with_lease  # noqa: PLC0415
 

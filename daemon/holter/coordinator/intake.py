@@ -40,7 +40,6 @@ from holter.records import (
     Unexamined,
 )
 from holter.records.goodput import GOODPUT
-from holter.records.joined import apart
 from holter.records.urgent import is_urgent
 from holter.transport import wire
 
@@ -209,8 +208,7 @@ class Intake:
         self.assembly.add(observation, now_ns)
         self.journal.append(now_ns, observation)
         self.roster.observe_joined(observation.step, joined, now_ns)
-        for rank, at_ns, done in apart(joined):
-            self.wall_time.hear(Observation(rank=rank, step=observation.step, at_ns=at_ns, body=done), now_ns)
+        self.wall_time.hear_joined(observation.step, joined, now_ns)
         self._has_news = True
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:

@@ -8,13 +8,12 @@ Decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); here a
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from holter.coordinator.run import FollowUp, Run
 from holter.coordinator.run_card import card_of
 from holter.diagnosis import report
 from holter.errors import UsageError
-from holter.faults import ALL, CAUSES, Detector
+from holter.faults import ALL, CAUSES, Detector, TableKey
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
 from holter.files import as_json, read_json, write_whole
@@ -53,7 +52,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FETCH_ROUNDS = 4
-"""Largest number of fetches in one judgement: a detector may ask for more after it has seen what it asked for."""
+"""Largest number of fetches at the end: a detector may ask for more after it has seen what it asked for."""
 
 OPEN_DEADLINE_S = 5.0
 """Seconds for making a directory, while ranks stand and wait for it."""
@@ -72,9 +71,6 @@ MAX_PAUSE_S = 1.0
 RANKS_JUDGED_PER_S = 16_000
 """A job with more ranks is judged less often, but at least once a second; what is urgent is judged at once all the
 same."""
-GARBAGE_THRESHOLDS = (100_000, 50, 1000)
-"""Thresholds of the garbage collector: a large job's reports form no cycles, but looking for them took two thirds of
-the reading time."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +159,8 @@ class Coordinator:
         self._is_over = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fetching: set[TableKey] = set()
+        """Tables that were asked for and are not here yet."""
         self._quiet_since_s = clock.monotonic_s()
         self._flushed_s = self._reckoned_s = clock.monotonic_s()
         self._carded_s = 0.0
@@ -251,7 +249,7 @@ class Coordinator:
         logger.info("ending: %s", reason)
         if self._right is not None and self._stop.is_set():
             return await self._hand_over(reason)
-        await self._judge(is_final=True)
+        await self._judge_at_last()
         self.watched.judging.runner.guard("the page", self._pages.page_state.look)
         await self._say_the_last_line()
         self._is_over.set()
@@ -304,18 +302,44 @@ class Coordinator:
         large_s = min(MAX_PAUSE_S, self.watched.roster.world_size / RANKS_JUDGED_PER_S)
         return max(self._settings.judge_interval_s, large_s)
 
-    async def _judge(self, *, is_final: bool = False) -> None:
-        """Judge, fetch what is missing, judge again, and tell the news."""
+    async def _judge(self) -> None:
+        """Judge as of now, and tell the news; tables that are missing are fetched meanwhile: what is urgent does not wait for them."""
+        tables = await self._judge_once()
+        if missing := [key for key in tables if key not in self._fetching]:
+            self._fetching.update(missing)
+            self._keep(self._fetch(missing))
+
+    async def _judge_once(self, *, is_final: bool = False) -> Sequence[TableKey]:
+        """Returns what is missing."""
+        follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
+        if self.has_lost_right:
+            return ()
+        await self._tell(follow_up)
+        await self._listener.examine(follow_up.exams)
+        return follow_up.tables
+
+    async def _fetch(self, keys: Sequence[TableKey]) -> None:
+        try:
+            await self._listener.fetch(keys, self._settings.fetch_deadline_s)
+        finally:
+            self._fetching.difference_update(keys)
+        self._wake.set()
+
+    async def _judge_at_last(self) -> None:
+        """Judge, fetch what is missing, judge again."""
+        if self._tasks and self._fetching:
+            await asyncio.wait(self._tasks, timeout=self._settings.fetch_deadline_s)
         for _ in range(MAX_FETCH_ROUNDS):
-            follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
-            if self.has_lost_right:
+            if not (tables := await self._judge_once(is_final=True)):
                 return
-            await self._tell(follow_up)
-            await self._listener.examine(follow_up.exams)
-            if not follow_up.tables:
-                return
-            await self._listener.fetch(follow_up.tables, self._settings.fetch_deadline_s)
-        await self._tell(self.watched.judge(clock.wall_ns(), is_final=is_final))
+            await self._listener.fetch(tables, self._settings.fetch_deadline_s)
+        await self._judge_once(is_final=True)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, follow_up: FollowUp) -> None:
         for diagnosis in follow_up.fresh:
@@ -353,9 +377,7 @@ class Coordinator:
                 await self.watched.disk.written()
             await self._listener.order(act.order, act.ranks)
             return
-        task = asyncio.create_task(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
 
     async def _open(self, step: int) -> None:
         run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.checkpoints.base_step, clock.wall_ns()
@@ -497,7 +519,6 @@ def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
 
 async def serve(about: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
     """Run a coordinator until its work is done or SIGTERM or SIGINT comes; return why it ended."""
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     coordinator = Coordinator(about, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

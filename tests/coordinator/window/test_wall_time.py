@@ -12,6 +12,7 @@ from holter.coordinator.window.wall_time import LATE_NS, MAX_KEPT, RanksSeen, Wa
 from holter.faults.window import Arrival, StepArrivals
 from holter.records import Attached, Exited, Farewell, Halting, Observation, Overdue, Phase, StepDone
 from holter.records.goodput import PARTS, Life, goodput, in_words
+from holter.records.joined import join
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
@@ -381,3 +382,35 @@ def test_in_words():
     ]
     assert "80 % of 1 h 23 min made progress (data 20 %)" == in_words(goodput(lives))
     assert "" == in_words(goodput([]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 9.0), st.floats(0.0, 9.0)), min_size=4, max_size=4),
+        min_size=1,
+        max_size=5,
+    ),
+    order=st.permutations(range(4)),
+    unsound=st.booleans(),
+)
+def test_steps_that_an_agent_joined_are_divided_as_the_ranks_own(
+    steps: list[list[tuple[float, float, float]]],
+    order: list[int],
+    unsound: bool,  # noqa: FBT001
+) -> None:
+    by_itself, by_agent = WallTime(START), WallTime(START)
+    for step, ranks in enumerate(steps):
+        now_ns = START + (step + 1) * 30 * SECOND
+        told = [
+            (rank, now_ns - rank, step_done(seconds, data=a, other=b)) for rank, (seconds, a, b) in enumerate(ranks)
+        ]
+        told = [told[rank] for rank in order]
+        if unsound:
+            told[0] = (told[0][0], told[0][1], step_done(math.nan, data=1.0, other=0.0))
+        for rank, at_ns, done in told:
+            by_itself.hear(Observation(rank=rank, step=step, at_ns=at_ns, body=done), now_ns)
+        by_agent.hear_joined(step, join(told), now_ns)
+        for tally in (by_itself, by_agent):
+            tally.look(now_ns, lambda: RanksSeen({Phase.DATA}, 4, is_complete=True, has_ended=False), is_final=True)
+    assert by_itself.life(now_ns) == by_agent.life(now_ns)

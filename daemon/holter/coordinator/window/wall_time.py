@@ -17,8 +17,9 @@ from statistics import median
 
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit, StepArrivals
-from holter.records import Attached, Exited, Halting, Observation, Overdue, Phase, StepDone
+from holter.records import Attached, Exited, Halting, Observation, Overdue, Phase, StepDone, StepsDone
 from holter.records.goodput import PARTS, Goodput, Life, goodput
+from holter.records.joined import apart, at, full
 
 FIRST_STEPS = 3
 """Number of first steps, which may include compiling."""
@@ -36,6 +37,7 @@ MAX_KEPT = 1024
 """Largest number of divided steps whose stragglers may still be reported; more than are remembered of arrivals."""
 MAX_LIVES = 512
 """Largest number of lives that are recorded; if there are more, the oldest are joined."""
+WAITED_FOR = ("data", "checkpoint", "evaluation")
 STANDING = ("held", "dying", "terminated", "saving", "saved", "failed")
 
 
@@ -62,8 +64,20 @@ class StepTally:
         self.active_s = active_s if not self.num_told else min(self.active_s, active_s)
         self.num_told += 1
         self.seconds += done.seconds
-        for name in ("data", "checkpoint", "evaluation"):
+        for name in WAITED_FOR:
             self.longest_s[name] = max(self.longest_s.get(name, 0.0), done.phase_seconds.get(name, 0.0))
+
+    def add_joined(self, joined: StepsDone) -> None:
+        """Several more; the same as one by one, without taking the record apart."""
+        num = len(joined.ranks)
+        seconds = full(joined.seconds, num)
+        attach, other = (full(joined.phase_seconds.get(name, [0.0]), num) for name in ("attach", "other"))
+        active_s = min(max(0.0, took - (a + b)) for took, a, b in zip(seconds, attach, other, strict=True))
+        self.active_s = active_s if not self.num_told else min(self.active_s, active_s)
+        self.num_told += num
+        self.seconds += sum(seconds)
+        for name in WAITED_FOR:
+            self.longest_s[name] = max(self.longest_s.get(name, 0.0), *joined.phase_seconds.get(name, (0.0,)))
 
 
 @dataclass
@@ -215,7 +229,7 @@ class WallTime:
         rank = observation.rank
         match observation.body:
             case StepDone() as done:
-                self._hear_step(observation, done, received_ns)
+                self._hear_step(rank, observation.step, observation.at_ns, done, received_ns)
             case Attached(pid=pid):
                 known = self._life.pids.setdefault(rank, pid)
                 if known != pid:
@@ -277,17 +291,36 @@ class WallTime:
             started_ns=life.started_ns, until_ns=until_ns, base_step=self._base_step(), steps=life.steps, parts=told
         )
 
-    def _hear_step(self, observation: Observation, done: StepDone, received_ns: int) -> None:
-        rank, step = observation.rank, observation.step
-        if step < self._next or step - self._next > MAX_OPEN or not 0.0 <= done.seconds:
+    def hear_joined(self, step: int, joined: StepsDone, received_ns: int) -> None:
+        """The same of one step of several ranks."""
+        if not all(0.0 <= seconds for seconds in joined.seconds):
+            for rank, at_ns, done in apart(joined):
+                self._hear_step(rank, step, at_ns, done, received_ns)
             return
-        tally = self._open.setdefault(step, StepTally(received_ns))
+        if (tally := self._tally(step, received_ns)) is None:
+            return
+        tally.add_joined(joined)
+        index = min(range(len(joined.ranks)), key=joined.ranks.__getitem__)
+        self._end_step(joined.ranks[index], step, at(joined.at_ns, index), tally, received_ns)
+
+    def _hear_step(self, rank: int, step: int, at_ns: int, done: StepDone, received_ns: int) -> None:
+        if not 0.0 <= done.seconds or (tally := self._tally(step, received_ns)) is None:
+            return
         tally.add(done)
+        self._end_step(rank, step, at_ns, tally, received_ns)
+
+    def _tally(self, step: int, received_ns: int) -> StepTally | None:
+        if step < self._next or step - self._next > MAX_OPEN:
+            return None
+        return self._open.setdefault(step, StepTally(received_ns))
+
+    def _end_step(self, rank: int, step: int, at_ns: int, tally: StepTally, received_ns: int) -> None:
+        """This rank, of those that told it together the lowest, ended it then."""
         if self._anchor is None or rank < self._anchor:
             self._anchor, self._ahead_ns = rank, 0
         if rank == self._anchor:
-            self._ahead_ns = max(self._ahead_ns, observation.at_ns - received_ns)
-            tally.ended_ns = observation.at_ns
+            self._ahead_ns = max(self._ahead_ns, at_ns - received_ns)
+            tally.ended_ns = at_ns
         if self._num_expected and tally.num_told >= self._num_expected:
             self._close_until(step, received_ns)
 

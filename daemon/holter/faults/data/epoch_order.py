@@ -194,7 +194,9 @@ def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:
 def _is_one_batch(window: Window) -> bool:
     """Whether the batches are all alike, as far as their signatures were seen."""
     views = [view for view in window.steps if view.batches]
-    return len(views) > 1 and len({signature for view in views for signature in view.batches}) == 1
+    return len(views) > 1 and all(
+        len(view.batches) == 1 and view.batches.keys() == views[0].batches.keys() for view in views
+    )
 
 
 def _num_samples(one: LoaderPass) -> int:
