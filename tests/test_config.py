@@ -1,5 +1,8 @@
 """Settings: strongest source wins, wrong values are named as the user wrote them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from holter.config import Settings, is_enabled, load, usable
@@ -59,7 +62,7 @@ def test_an_unknown_setting_in_the_file_is_refused(tmp_path):
 
 
 def test_a_named_file_that_is_missing_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="HOLTER_CONFIG: cannot read"):
+    with pytest.raises(ConfigError, match=r"HOLTER_CONFIG: cannot read"):
         load({"HOLTER_CONFIG": str(tmp_path / "no.toml")}, directory=tmp_path)
 
 
@@ -146,3 +149,17 @@ def test_a_complaint_shows_no_password(name: str, value: str) -> None:
     _, (sentence,) = usable(environ={f"HOLTER_{name}": value})
     assert f"HOLTER_{name}" in sentence
     assert "hunter2secret" not in sentence
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 10_000, f"port = {'9' * 10_000}", "a", "\udcff"])
+def test_a_file_that_is_no_toml_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "holter.toml").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"holter\.toml is not TOML"):
+        load({}, directory=tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"HOLTER_CONFIG: cannot read .*pipe: is no plain file"):
+        load({"HOLTER_CONFIG": str(tmp_path / "pipe")}, directory=tmp_path)

@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holter import files
-from holter.files import read_json, read_plain
+from holter.files import encoded, read_json, read_plain
 from holter.halting import halt_record
+from holter.records import Attached, Observation
 
 
 @pytest.mark.timeout(20)
@@ -34,3 +36,23 @@ def test_a_halt_that_cannot_be_read_stands(tmp_path: Path) -> None:
     found = halt_record.read(tmp_path)
     assert found is not None
     assert "cannot be read" in found.why
+
+
+def test_what_is_no_text_is_written_all_the_same() -> None:
+    """A script's argument, or the name of a file in an exception, may hold any bytes."""
+    odd = os.fsdecode(b"--data=\xff\xfe")
+    attached = Attached(
+        pid=1, host=odd, world_size=1, local_rank=0, command=["train.py", odd], versions={odd: odd}, environment={}
+    )
+    observation = Observation(rank=0, step=3, at_ns=5, body=attached)
+    for encode, decode in (
+        (msgspec.msgpack.encode, msgspec.msgpack.decode),
+        (msgspec.json.encode, msgspec.json.decode),
+    ):
+        found = decode(encoded(observation, encode), type=Observation)
+        assert (0, 3, 5) == (found.rank, found.step, found.at_ns)
+        assert ["train.py", r"--data=\udcff\udcfe"] == found.body.command
+    ordinary = msgspec.structs.replace(
+        observation, body=msgspec.structs.replace(attached, host="a", command=[], versions={})
+    )
+    assert msgspec.msgpack.encode(ordinary) == encoded(ordinary, msgspec.msgpack.encode)

@@ -16,6 +16,7 @@ from typing import Any, get_args
 from urllib.parse import unquote
 
 from holter.errors import ConfigError
+from holter.files import read_plain
 from holter.records import Action
 from holter.redaction import cleaned
 from holter.transport.otlp import OtlpSettings
@@ -356,10 +357,11 @@ def _from_file(environ: Mapping[str, str], directory: Path) -> Source:
     if not named and not path.is_file():
         return {}
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_plain(path).decode())
     except OSError as error:
         raise ConfigError(f"HOLTER_CONFIG: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: lists within lists, numbers of thousands of digits.
         raise ConfigError(f"{path} is not TOML: {error}") from None
     source: Source = {}
     for key, value in content.items():

@@ -4,8 +4,9 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -44,7 +45,27 @@ def read_plain(path: Path) -> bytes:
 
 def as_json(record: msgspec.Struct) -> bytes:
     """Encode a record for a file that people read: as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    return msgspec.json.format(encoded(record, msgspec.json.encode), indent=2) + b"\n"
+
+
+def encoded(record: msgspec.Struct, encode: Callable[[Any], bytes]) -> bytes:
+    r"""A record in msgpack or JSON, whatever its strings are: names of files and arguments may hold bytes that are no text, which then read `\udcff`."""
+    try:
+        return encode(record)
+    except UnicodeEncodeError:
+        return encode(_as_text(msgspec.to_builtins(record, builtin_types=(bytes,))))
+
+
+def _as_text(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_as_text(key): _as_text(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_as_text(one) for one in value]
+        case _:
+            return value
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: bool = False) -> None:

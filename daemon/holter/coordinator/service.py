@@ -27,7 +27,7 @@ from holter.coordinator.closing import closing_line
 from holter.coordinator.disk import DirectoryLock
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
-from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
+from holter.coordinator.http.doors import Doors, DoorSettings, runner_of
 from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import ACCESS, Access, RunSettings
 from holter.coordinator.recovery import journal, rebuilt_run
@@ -175,7 +175,7 @@ class Coordinator:
         app = web.Application(middlewares=[self.doors.middleware])
         self._listener.mount(app)
         app.add_routes(self._pages.routes())
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=HEADER_DEADLINE_S)
+        self._runner = runner_of(app)
         await self._runner.setup()
         assert self._runner.server is not None
         await self.doors.open(listener, self._runner.server)

@@ -17,7 +17,7 @@ from functools import partial
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
+from holter.coordinator.http.doors import Doors, DoorSettings, runner_of
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.recovery.rebuilt_run import is_interrupted, is_stale
 from holter.coordinator.run_card import card_of
@@ -120,7 +120,7 @@ class _WaitingRoom:
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_route("*", "/{rest:.*}", self._elsewhere)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=HEADER_DEADLINE_S)
+        self._runner = runner_of(app, shutdown_timeout=0.1)
         await self._runner.setup()
         assert self._runner.server is not None
         await self._doors.open(listener, self._runner.server)

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from holter import clock
+from holter.files import encoded
 from holter.page import PageWriter
 from holter.rank.accelerator import is_capturing
 from holter.rank.framework import Frameworks
@@ -52,7 +53,7 @@ class ObservationWriter:
     def say(self, step: int, body: Body) -> bool:
         """Write one observation; False: the ring was full, the page counted it."""
         observation = Observation(rank=self.rank, step=step, at_ns=clock.wall_ns(), body=body)
-        return self.page.write(self._encoder.encode(observation))
+        return self.page.write(encoded(observation, self._encoder.encode))
 
     def beat(self, step: int, phase: Phase, micro_step: int) -> None:
         """Show the sidecar where the main thread is now."""

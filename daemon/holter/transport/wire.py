@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from holter.files import encoded
 from holter.records import ExamDepth, Observation, Order, Phase, Severity
 
 PROTOCOL = 1
@@ -214,7 +215,7 @@ _DOWNWARD: msgspec.msgpack.Decoder[Downward] = msgspec.msgpack.Decoder(Downward)
 
 def encode(message: Upward | Downward) -> bytes:
     """Encode a message as one frame."""
-    return _ENCODER.encode(message)
+    return encoded(message, _ENCODER.encode)
 
 
 def decode_upward(frame: bytes) -> Upward:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import socket
 from typing import Any
 
@@ -138,3 +139,12 @@ def test_too_few_descriptors_are_said() -> None:
 async def test_the_token_to_report_does_not_read_where_a_read_token_is_set(run_coordinator: Any, path: str) -> None:
     running = await run_coordinator(doors=DoorSettings(TOKEN, read_token=EYES))
     assert 401 == await status_of(running, path, token=TOKEN)
+
+
+async def test_what_a_stranger_sends_compressed_is_not_unpacked(run_coordinator: Any) -> None:
+    """A good request to halt is none when it is compressed: nobody looks into it, however large it would become."""
+    running = await run_coordinator()
+    url, body = f"http://127.0.0.1:{running.port}/api/v1/halt", gzip.compress(b'{"reason": "no"}')
+    headers = {"Authorization": f"Bearer {HALT_TOKEN}", "Content-Encoding": "gzip"}
+    async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as answer:
+        assert 422 == answer.status

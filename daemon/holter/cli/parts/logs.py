@@ -13,7 +13,9 @@ def log_to(path: Path, *, is_by_hand: bool = False) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
+        # To open a pipe is to wait for who reads it.
+        if not path.is_fifo():
+            handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
     # A full disk must not make every log line a traceback on a closed stderr.
     logging.raiseExceptions = False
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -190,6 +190,17 @@ class Doors:
         self._handshakes.pop(done, None)
 
 
+def runner_of(app: web.Application, shutdown_timeout: float = 1.0) -> web.AppRunner:
+    """Serves it; what is sent compressed stays so: a stranger's three hundred kilobytes would be unpacked to as many megabytes before anybody asks who it is."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout,
+        keepalive_timeout=HEADER_DEADLINE_S,
+        auto_decompress=False,
+    )
+
+
 def raise_descriptor_limit(num_ranks: int) -> str | None:
     """Allow as many descriptors as the host permits; return a sentence if they are too few for this job."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from holter import clock
-from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
+from holter.coordinator.http.doors import Doors, DoorSettings, runner_of
 from holter.exporters.prometheus import accepted_format, expose, hub_families
 from holter.exporters.run_card import RunCard
 from holter.faults import CAUSES
@@ -272,7 +272,7 @@ async def serve_hub(  # noqa: PLR0913, PLR0917 - what a user chooses
     hub, guarded = Hub(place, version), Doors(doors)
     app = web.Application(middlewares=[guarded.middleware])
     app.add_routes(hub.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=HEADER_DEADLINE_S)
+    runner = runner_of(app)
     await runner.setup()
     assert runner.server is not None
     listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from holter import clock
+from holter.coordinator.http.doors import runner_of
 from holter.coordinator.http.page_state import PageState
 from holter.coordinator.http.pages import Pages
 from holter.coordinator.identity import Introductions, RunIdentity, RunSettings
@@ -280,7 +281,7 @@ async def serve(finished: FinishedRun, version: str, listener: socket.socket) ->
     pages = Pages(finished.run, version, page_state=finished.page_state)
     app = web.Application()
     app.add_routes(pages.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = runner_of(app)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     await stop.wait()

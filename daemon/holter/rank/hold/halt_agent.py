@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holter import clock
-from holter.files import UNREADABLE
+from holter.files import UNREADABLE, encoded
 from holter.halting import rank_protocol as table
 from holter.halting.orders import refusal
 from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
@@ -406,7 +406,7 @@ class HaltAgent:
         observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
         # A sidecar that is gone, or has stopped reading, is missed elsewhere.
         with contextlib.suppress(OSError):
-            self._line.send(_ENCODER.encode(observation), socket.MSG_DONTWAIT)
+            self._line.send(encoded(observation, _ENCODER.encode), socket.MSG_DONTWAIT)
 
     def _save(self, save: SaveState) -> None:
         """In the main thread or in one of its own."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holter.files import encoded
 from holter.transport import wire
 
 
@@ -79,7 +80,7 @@ _TOLD: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 def encode(frame: Said | Told) -> bytes:
     """Encode a frame for sending."""
-    return _ENCODER.encode(frame)
+    return encoded(frame, _ENCODER.encode)
 
 
 def envelop(who: bytes, message: bytes) -> bytes:
