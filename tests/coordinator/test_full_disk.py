@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tests.coordinator.conftest import eventually
 
+from holter.coordinator.disk import Disk
+from holter.coordinator.incidents import Incidents
 from holter.records import Nonfinite
 
 
@@ -43,6 +45,32 @@ async def test_a_full_run_directory_loses_no_incident_and_is_shown(run_coordinat
     assert "every rank has ended" == await asyncio.wait_for(running.task, 8.0)
     left = [name for _, _, names in os.walk(full_directory) for name in names if name.startswith(".")]
     assert [] == left, "nothing half-written stays behind"
+
+
+async def test_an_incident_that_found_no_room_is_written_when_there_is_some(
+    run_coordinator: Any, full_directory: Path
+) -> None:
+    running = await run_coordinator(full_directory)
+    rank = running.rank(0, world_size=1)
+    rank.attach()
+    rank.step(0, nonfinite=[Nonfinite(where="loss", name="loss", nans=1, infs=0, numel=1)])
+    await eventually(running.coordinator.watched.incidents.all)
+    await eventually(lambda: running.coordinator.watched.disk.failures >= 3)
+    assert [] == left_in(full_directory)
+    make_room(full_directory)
+    await eventually(lambda: left_in(full_directory))
+
+
+def make_room(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
+
+
+def left_in(folder: Path) -> list[Any]:
+    disk = Disk()
+    found = Incidents(folder, disk)
+    found.load()
+    disk.close(5.0)
+    return found.all()
 
 
 async def test_a_run_directory_that_cannot_be_made_is_no_reason_to_stop(run_coordinator: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import re
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,8 @@ class Incidents:
         self._blame: dict[str, _Blame] = {}
         self._causes: set[tuple[str, str]] = set()
         """Every (id, cause) that was ever named; their counts only grow, even over a restart."""
+        self._unwritten: set[str] = set()
+        """Ids of those that the disk did not take."""
         self._forgotten: Counter[str] = Counter()
         """Causes of incidents that are no longer in memory."""
 
@@ -191,9 +193,27 @@ class Incidents:
             since_s=now_s if known is None or known.on != on else known.since_s,
         )
 
+    def write_again(self) -> None:
+        """What a full disk did not take; to be called now and then."""
+        for known in [self._by_id[id_] for id_ in list(self._unwritten) if id_ in self._by_id]:
+            self._write(known)
+
     def _write(self, diagnosis: Diagnosis) -> None:
-        self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
-        self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
+        self._unwritten.discard(diagnosis.id)
+        for write in (
+            partial(_store, self._run_dir / DATABASE, diagnosis),
+            partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis),
+        ):
+            if not self._disk.submit(partial(self._try, write, diagnosis.id)):
+                self._unwritten.add(diagnosis.id)
+
+    def _try(self, write: Callable[[], None], incident_id: str) -> None:
+        """In the disk's thread."""
+        try:
+            write()
+        except (OSError, sqlite3.Error):
+            self._unwritten.add(incident_id)
+            raise
 
     def by_cause(self) -> Counter[str]:
         """Count incidents by leading cause; one whose explanation changed counts for each of its causes."""

@@ -433,6 +433,7 @@ class Coordinator:
             self._flushed_s = now_s
             self.watched.roster.allowance.look(resident_bytes(), self.watched.roster.world_size)
             self.watched.intake.write_down()
+            self.watched.incidents.write_again()
             if now_s - self._reckoned_s >= RECKON_S:
                 self._reckoned_s = now_s
                 self.watched.intake.write_goodput(clock.wall_ns())

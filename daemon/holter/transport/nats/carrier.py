@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holter import clock
 from holter.files import UNREADABLE
 from holter.transport import wire
-from holter.transport.clock_offset import ClockOffset
+from holter.transport.carrier_life import CarrierLife, LineEndedError, ReplacedError, signalled
 from holter.transport.interface import OnMessage
 from holter.transport.limits import Backoff, UplinkSettings
 from holter.transport.nats import frames
@@ -45,33 +45,21 @@ SMALL_BYTES = 2**20
 logger = logging.getLogger(__name__)
 
 
-class _LineEndedError(Exception):
-    """This connection is over, for this reason; the next one may do better."""
-
-
-class _ReplacedError(_LineEndedError):
-    """Another process speaks for this rank now."""
-
-
-class NatsCarrier:
+class NatsCarrier(CarrierLife):
     """Carries a speech into the stream; `start` it in a running event loop, `close` it at the end."""
 
     def __init__(
         self, address: str, token: str, speech: Speech, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
-        self.is_connected = False
-        self.heard_s = 0.0
-        self.reconnects = 0
-        self.garbage = 0
-        self.refusal = ""
-        self.clock = ClockOffset()
+        # The server keeps what it was told: nothing is said again.
+        super().__init__(
+            token, speech, on_message, settings, f"{address} of {speech.hello.run_id}", Backoff(cap_s=2.0), 0.0
+        )
         self.coordinator_token = 0
         """Highest coordinator's token that was heard."""
         self.num_stale = 0
         """Number of messages from older coordinators, which were ignored."""
-        self._settings = settings or UplinkSettings()
         self._place = NatsPlace(address, self._settings.credentials, self._settings.tls)
-        self._token, self._speech, self._on_message = token, speech, on_message
         self._name = name_of_speaker(speech.hello)
         self._subjects = Subjects(speech.hello.run_id)
         self._who = secrets.token_bytes(8)
@@ -79,8 +67,6 @@ class NatsCarrier:
         self._unacknowledged: tuple[int, object, bytes] | None = None
         """A report that may or may not be in the stream: its number, what to put back, and its encoded frame. None if
         there is none."""
-        self._backoff = Backoff(cap_s=2.0)
-        self._wake, self._urgent, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_welcome = asyncio.Event()
         self._is_let_go = asyncio.Event()
         self._told: asyncio.Queue[Msg] = asyncio.Queue()
@@ -89,81 +75,27 @@ class NatsCarrier:
         """The opening message as it was sent then; an agent's also lists who speaks through it."""
         self._num_moves = 0
         """Number of changes to other servers since a coordinator was last heard."""
-        self._asks_clock = False
-        self._clock_asked_s = 0.0
-        self._has_said_goodbye = False
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect in the background."""
-        self._speech.on_news = self._news
-        # The server keeps it, so nothing needs to be sent again.
-        self._speech.keep_s = 0.0
-        self._urgent.set()
-        self._task = asyncio.create_task(self._run(), name="carrier")
+        """Begin to connect, in the background."""
+        if (problem := self._place.problem()) is not None:
+            logger.error("%s is not watched: %s", self._name, problem)
+            return
+        super().start()
 
     async def stop(self) -> None:
-        """Give up at once without a goodbye, because another carrier continues with the speech."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=self._settings.close_timeout_s)
-        self.is_connected = False
+        """Give up at once; what may not be in the stream is the next carrier's to say."""
+        await super().stop()
         if self._unacknowledged is not None:
             self._speech.put_back(self._unacknowledged[1])
             self._unacknowledged = None
 
-    async def close(self, deadline_s: float) -> bool:
-        """Send what is left and a Goodbye, then answer until the coordinator releases us; False if that was not done in time."""
-        for event in (self._closing, self._wake, self._urgent):
-            event.set()
-        if self._task is None:
-            return False
-        done, _ = await asyncio.wait({self._task}, timeout=deadline_s)
-        if not done:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=1.0)
-        return self._has_said_goodbye
+    def _failures(self) -> tuple[type[Exception], ...]:
+        return failures(LineEndedError)
 
-    def _news(self, is_urgent: bool) -> None:  # noqa: FBT001 - fits `on_news`
-        self._wake.set()
-        if is_urgent:
-            self._urgent.set()
-
-    async def _run(self) -> None:
-        """Connect again and again until everything has been sent."""
-        if (problem := self._place.problem()) is not None:
-            logger.error("%s is not watched: %s", self._name, problem)
-            return
-        while True:
-            began_s, replaced_pause_s = clock.monotonic_s(), 0.0
-            try:
-                async with line_to(self._place, credential_of(self._name)) as line:
-                    if await self._converse(line):
-                        self._has_said_goodbye = True
-                        return
-                reason = "the line is lost"
-            except _ReplacedError as error:
-                reason, replaced_pause_s = str(error), self._settings.replaced_pause_s
-            except failures(_LineEndedError) as error:
-                reason = f"{type(error).__name__}: {error}"
-            except Exception:
-                logger.exception("the line failed in a way nobody thought of")
-                reason = "internal error"
-            finally:
-                self.is_connected = False
-            logger.debug("line of %s: %s", self._name, reason)
-            if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
-                self._backoff.attempts = 0
-            await self._pause(replaced_pause_s or self._backoff.next_s())
-            if replaced_pause_s and self._closing.is_set():
-                return  # The last word is the other process's.
-            self.reconnects += 1
-
-    async def _pause(self, seconds: float) -> None:
-        if self._closing.is_set():
-            await asyncio.sleep(min(seconds, self._settings.closing_pause_s))
-            return
-        await _signalled(self._closing, seconds)
+    async def _live(self) -> bool:
+        async with line_to(self._place, credential_of(self._name)) as line:
+            return await self._converse(line)
 
     async def _converse(self, line: OpenLine) -> bool:
         """Serve one connection from Greeting to its end; True once Goodbye was sent and the coordinator released us."""
@@ -202,17 +134,12 @@ class NatsCarrier:
             if not self._is_welcome.is_set() or is_due:
                 await self._greet(line, is_repeated=self._is_welcome.is_set() and self._greeted_s > 0)
             if not self._is_welcome.is_set():
-                await _signalled(self._is_welcome, self._settings.keepalive_s)
+                await signalled(self._is_welcome, self._settings.keepalive_s)
                 continue
-            await _signalled(self._wake, self._settings.keepalive_s)
-            is_quiet = not self._wake.is_set()
-            if not is_quiet and not self._closing.is_set():
-                await _signalled(self._urgent, self._settings.report_interval_s)
-            self._wake.clear()
-            self._urgent.clear()
+            has_news = await self._wait_for_news()
             if self._unacknowledged is not None:
                 await self._say_again(line)
-            if is_quiet:
+            if not has_news:
                 await self._report(line)
             while not self._speech.is_empty():
                 await self._report(line)
@@ -230,7 +157,7 @@ class NatsCarrier:
             self._num_moves = 0
         elif self._place.is_several and now_s - line.opened_s > min(MOVE_S * 2**self._num_moves, MAX_MOVE_S):
             self._num_moves += 1
-            raise _LineEndedError("no coordinator is heard through this server")
+            raise LineEndedError("no coordinator is heard through this server")
 
     async def _greet(self, line: OpenLine, *, is_repeated: bool = False) -> None:
         """Introduce ourselves in the stream; the caller tries again until it works.
@@ -274,12 +201,9 @@ class NatsCarrier:
         await line.js.publish(self._subjects.said(self._name), frame, timeout=KEEP_S)
 
     async def _ask_clock(self, line: OpenLine) -> None:
-        limits, now_s = self._settings, clock.monotonic_s()
-        self.clock.settle(limits.wall_ns())
-        interval_s = limits.clock_first_s if self.clock.num_answers < 4 else limits.clock_interval_s  # noqa: PLR2004
-        if not self._asks_clock or not self.is_connected or now_s - self._clock_asked_s <= interval_s:
+        limits = self._settings
+        if not self.is_connected or not self._is_clock_due():
             return
-        self._clock_asked_s = now_s
         asked = frames.encode(Said(self._who, wire.ClockAsked(sent_ns=limits.wall_ns())))
         with contextlib.suppress(*failures(*UNREADABLE)):
             answer = await line.client.request(self._subjects.clock, asked, timeout=1.0)
@@ -341,7 +265,7 @@ class NatsCarrier:
                 self._is_let_go.set()
             case TurnedAway(reason=reason, is_replaced=is_replaced):
                 self._turned_away(reason)
-                raise _ReplacedError(reason) if is_replaced else _LineEndedError(reason)
+                raise ReplacedError(reason) if is_replaced else LineEndedError(reason)
             case wire.Welcome():
                 self._welcome(told)
                 self._tell(told)
@@ -370,32 +294,13 @@ class NatsCarrier:
         self._is_welcome.set()
         self.is_connected = True
         self._wake.set()
-        ours = self._speech.hello.boot_id
-        self._asks_clock = told.boot_id not in ("", ours)
-        if told.boot_id == ours:
-            self.clock.be_same()
-
-    def _tell(self, message: Any) -> wire.Upward | None:
-        try:
-            return self._on_message(message)
-        except Exception:
-            logger.exception("a message of the coordinator could not be handled")
-            return None
+        self._learn_clock(told)
 
     def _turned_away(self, reason: str) -> None:
         self._is_welcome.clear()
-        if reason != self.refusal:
-            logger.warning("the coordinator of %s turned %s away: %s", self._speech.hello.run_id, self._name, reason)
-        self.refusal = reason
+        super()._turned_away(reason)
 
 
 def name_of_speaker(hello: wire.Opening) -> str:
     """Return the name of the sender in subjects (WHO)."""
     return str(hello.rank) if isinstance(hello, wire.Hello) else host_name(hello.host)
-
-
-async def _signalled(event: asyncio.Event, deadline_s: float) -> None:
-    """Wait for the event, for at most so many seconds."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(deadline_s):
-            await event.wait()

@@ -289,7 +289,7 @@ class NatsListener:
         caller.host = HostLine(self._receiver, partial(reachable, host=hello.host))
         self._callers.by_name[name] = caller
         # Its reports in the stream since then do not repeat who is there.
-        came, _ = caller.host.join(wire.HostReport(joined=hello.members), now_ns)
+        came, _ = caller.host.join(hello.members, now_ns)
         for rank in came:
             self._callers.route(rank, name)
 
@@ -345,26 +345,19 @@ class NatsListener:
                 pass
 
     async def _hear_host(self, name: str, line: HostLine, report: wire.HostReport, num_bytes: int) -> None:
-        now_ns = clock.wall_ns()
-        came, refused = line.join(report, now_ns)
-        for rank in came:
+        heard = line.take(report, num_bytes, self._questions, clock.wall_ns())
+        for rank in heard.came:
             self._callers.route(rank, name)
-        for word in refused:
-            self.refused += 1
-            logger.warning("turned the sidecar of rank %d away: %s", word.rank, word.reason)
-            await self._tell(name, word)
-        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
-            return
-        for fetched in report.fetched:
-            self._questions.answer(line.connections, fetched)
-        if line.hear(report, now_ns):
-            self._on_urgent()
-        for rank in report.goodbyes:
+        for rank in heard.goodbyes:
             if self._callers.routes.get(rank) == name:
                 self._keep(self._release_at_host(rank, name))
-        for rank in line.leave(report, now_ns):
+        for rank in heard.left:
             self._callers.drop_route(rank, name)
+        if heard.is_urgent:
             self._on_urgent()
+        self.refused += len(heard.refused)
+        for word in heard.refused:
+            await self._tell(name, word)
 
     async def _ask_again(self, name: str) -> None:
         now_s = clock.monotonic_s()

@@ -238,34 +238,25 @@ class WebSocketListener:
             line.end(clock.wall_ns(), is_closed=self._is_closed(socket))
 
     async def _hear_host(self, route: RankRoute, report: wire.HostReport, num_bytes: int) -> None:
-        line, now_ns = route.host, clock.wall_ns()
+        line = route.host
         assert line is not None
-        await self._let_in(route, line, report, now_ns)
-        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
-            return
-        for fetched in report.fetched:
-            self._questions.answer(line.connections, fetched)
-        if line.hear(report, now_ns):
-            self._on_urgent()
-        for rank in report.goodbyes:
-            if self._routes.get(rank) is route:
-                self._in_background(self._release_at_host(rank, route))
-        for rank in line.leave(report, now_ns):
-            if self._routes.get(rank) is route:
-                del self._routes[rank]
-                self._on_urgent()
-
-    async def _let_in(self, route: RankRoute, line: HostLine, report: wire.HostReport, now_ns: int) -> None:
-        """Take in the ranks that now come by this agent; the newest connection of a rank wins."""
-        came, refused = line.join(report, now_ns)
-        for rank in came:
+        heard = line.take(report, num_bytes, self._questions, clock.wall_ns())
+        # The newest connection of a rank wins.
+        for rank in heard.came:
             former = self._routes.get(rank)
             if former is not route:
                 self._replace(former, rank)
                 self._routes[rank] = route
-        for word in refused:
-            self.refused += 1
-            logger.warning("turned the sidecar of rank %d away: %s", word.rank, word.reason)
+        for rank in heard.goodbyes:
+            if self._routes.get(rank) is route:
+                self._in_background(self._release_at_host(rank, route))
+        for rank in heard.left:
+            if self._routes.get(rank) is route:
+                del self._routes[rank]
+        if heard.is_urgent:
+            self._on_urgent()
+        self.refused += len(heard.refused)
+        for word in heard.refused:
             await _send(route.socket, word)
 
     async def _release_at_host(self, rank: int, route: RankRoute) -> None:
