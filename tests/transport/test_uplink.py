@@ -1,6 +1,7 @@
 """An uplink bears every coordinator: absent, silent, talking nonsense, never letting go."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.free_port import free_port
 
 from holter import clock
 from holter.records import Observation, Phase, SightLost
+from holter.transport import speech as speech_module
 from holter.transport import wire
 from holter.transport.limits import UplinkSettings, settings_for
 from holter.transport.speech import RankSpeech
@@ -379,3 +381,23 @@ async def test_a_coordinator_that_does_not_know_the_question_is_not_asked(peer: 
     assert not [said for said in peer.heard if isinstance(said, wire.ClockAsked)]
     assert uplink.clock.error_ns > 10**15, "and nothing is claimed"
     await uplink.close(1.0)
+
+
+@pytest.mark.parametrize(("recent_s", "expected"), [(3.0, [0, 1, 2, 3]), (0.0, [3])])
+def test_what_an_agent_passed_on_a_moment_ago_is_said_again_should_it_die_with_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch, recent_s: float, expected: list[int]
+) -> None:
+    """A coordinator writes once a second: both may be gone before it did."""
+    monkeypatch.setattr(speech_module, "RECENT_S", recent_s)
+    speech = RankSpeech(HELLO, 100)
+    speech.is_kept = True
+    speech.begin()
+    for step in range(4):
+        speech.send(record(step))
+    speech.next_frame(100)
+    speech.note_passed(3)
+    time.sleep(0.01)
+    speech.note_passed(3)
+    speech.begin()
+    said, _ = speech.next_frame(100)
+    assert expected == [observation.step for observation in said]

@@ -75,6 +75,9 @@ class RankSpeech:
         """Whether an agent is told: what it has not passed on may be lost with it and is then sent again."""
         self._kept: deque[tuple[float, Observation]] = deque(maxlen=limit)
         """Records that were sent, with the time, and are not yet known to be safe."""
+        self._passed: deque[tuple[float, Observation]] = deque(maxlen=limit)
+        """Records that the agent passed on, with the time: a coordinator that dies together with it may not have written the
+        last of them."""
         self._num_passed = 0
         self._heartbeat: wire.Heartbeat | None = None
         self._last_heartbeat: wire.Heartbeat | None = None
@@ -92,7 +95,8 @@ class RankSpeech:
 
     def begin(self) -> None:
         """Prepare for a new connection: identity and heartbeat first, then what an agent may have lost, then the rest."""
-        self.outbox.put_back([observation for _, observation in self._kept])
+        self.outbox.put_back([observation for _, observation in (*self._passed, *self._kept)])
+        self._passed.clear()
         self._kept.clear()
         self._num_passed = 0
         self.outbox.begin()
@@ -134,6 +138,9 @@ class RankSpeech:
 
     def note_passed(self, number: int) -> None:
         """Note that so many records of this connection have left the host."""
+        now_s = clock.monotonic_s()
+        while self._passed and self._passed[0][0] < now_s - RECENT_S:
+            self._passed.popleft()
         for _ in range(min(number - self._num_passed, len(self._kept))):
-            self._kept.popleft()
+            self._passed.append((now_s, self._kept.popleft()[1]))
         self._num_passed = max(self._num_passed, number)

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from tests.agent.test_service import steps_in
 from tests.coordinator.conftest import SimulatedRank, eventually
-from tests.transport.nats.conftest import Place
+from tests.transport.nats.conftest import Place, Process
 
 from holter import clock
 from holter.coordinator.recovery import journal
@@ -32,6 +33,16 @@ async def trained(place: Place, steps: int = 3) -> list[SimulatedRank]:
             rank.step(step)
     await eventually(lambda: all(rank.uplink.is_connected for rank in ranks), PATIENCE_S)
     return ranks
+
+
+async def with_an_incident(place: Place) -> tuple[Process, list[SimulatedRank], dict[str, Any]]:
+    """A coordinator, its ranks, and the one incident that it named."""
+    first = place.coordinator()
+    ranks = await trained(place)
+    ranks[1].step(3, nonfinite=NAN)
+    ranks[0].step(3)
+    (found,) = await eventually(place.incidents, PATIENCE_S)
+    return first, ranks, found
 
 
 def tokens(ranks: list[SimulatedRank]) -> set[int]:
@@ -64,11 +75,7 @@ async def test_what_is_said_while_nobody_leads_is_judged_by_the_successor_once(p
 
 
 async def test_an_incident_that_was_open_keeps_its_name_through_a_takeover(place: Place) -> None:
-    first = place.coordinator()
-    ranks = await trained(place)
-    ranks[1].step(3, nonfinite=NAN)
-    ranks[0].step(3)
-    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first, ranks, found = await with_an_incident(place)
     second = await place.standby()
     first.send(signal.SIGKILL)
     await eventually(lambda: place.leader() == second.pid, PATIENCE_S)
@@ -117,10 +124,7 @@ async def test_an_older_coordinators_order_is_refused_by_every_sidecar(place: Pl
 
 
 async def test_who_is_asked_to_stop_gives_the_lease_up_and_is_followed_at_once(place: Place) -> None:
-    first = place.coordinator()
-    ranks = await trained(place)
-    ranks[1].step(3, nonfinite=NAN)
-    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first, ranks, found = await with_an_incident(place)
     second = await place.standby()
     began_s = clock.monotonic_s()
     first.send(signal.SIGTERM)
@@ -138,11 +142,7 @@ async def test_who_is_asked_to_stop_gives_the_lease_up_and_is_followed_at_once(p
 async def test_after_a_long_time_without_any_coordinator_nothing_is_lost_and_nothing_is_told_twice(
     place: Place,
 ) -> None:
-    first = place.coordinator()
-    ranks = await trained(place)
-    ranks[1].step(3, nonfinite=NAN)
-    ranks[0].step(3)
-    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first, ranks, found = await with_an_incident(place)
     first.end()
     for rank in ranks:
         for step in range(4, 8):
@@ -167,11 +167,7 @@ async def test_after_a_long_time_without_any_coordinator_nothing_is_lost_and_not
 
 
 async def test_another_life_of_the_job_is_not_taken_for_the_former_one(place: Place) -> None:
-    first = place.coordinator()
-    ranks = await trained(place)
-    ranks[1].step(3, nonfinite=NAN)
-    ranks[0].step(3)
-    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first, ranks, found = await with_an_incident(place)
     first.end()
     for rank in ranks:
         rank.vanish()
