@@ -243,3 +243,15 @@ def test_a_pipeline_that_divides_the_gradients_itself_divides_the_loss(worn, div
     torch.optim.SGD(stage.submod.parameters(), lr=0.1).step()
     (body,) = bodies(worn)
     assert (2, float(divides)) == (body.micro_steps, body.numbers["loss.is_divided"])
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("index", [0, 1])
+def test_only_the_first_stage_of_a_pipeline_is_given_a_batch(worn, index):
+    stage = PipelineStage(nn.Linear(4, 4), 0, 1, torch.device("cpu"))
+    stage.stage_index = index
+    worn.monitor.add_model(stage.submod)
+    stage.forward_maybe_with_nosync(torch.rand(4, 4)).sum().backward()
+    torch.optim.SGD(stage.submod.parameters(), lr=0.1).step()
+    (body,) = bodies(worn)
+    assert (index == 0) == bool(body.batch)

@@ -77,7 +77,10 @@ class BatchBlameProbe:
         if self._num_calls > MAX_CALLS:
             return
         tensors = [tensor for _, tensor in tensors_of(self._context.inputs.last)]
-        self._signature = batches.fold(self._signature, batches.sign(tensors))
+        stage = self._context.inputs.stage
+        if stage is None or stage[1]:
+            # A later stage of a pipeline is given what another made: no batch, and all alike once it is NaN.
+            self._signature = batches.fold(self._signature, batches.sign(tensors))
         self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
 
     def begin_backward(self, fetched: list[FetchedBatch]) -> None:
