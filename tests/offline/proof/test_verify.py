@@ -12,8 +12,13 @@ import msgspec
 import pytest
 
 from holter.cli import main
+from holter.clock import rfc3339
+from holter.coordinator.disk import Disk
+from holter.coordinator.recovery.journal import Journal
+from holter.diagnosis.explain import explain
 from holter.offline.proof import PastFault, RunRecord, verify
 from holter.offline.proof.changes import options_of, settings_differ
+from holter.records import Directive, Finding, FirstStep, Observation, StepDone
 
 
 def curve(num: int, level=1.0, seed: int = 1, noise: float = 0.03):
@@ -208,3 +213,37 @@ def test_the_library_says_the_same_as_the_page_of_agents_shows(logs, monkeypatch
     after(300)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "fixed\n" == done.stdout
+
+
+def seen(step: int, body) -> Observation:
+    return Observation(rank=0, at_ns=0, step=step, body=body)
+
+
+def done(loss: float) -> StepDone:
+    return StepDone(seconds=0.1, phase_seconds={}, micro_steps=1, loss=loss, gradient_norm=1.0, learning_rate=0.1, batch=0, roots={}, nonfinite=[], overhead_ratio=0.0, check_interval=1)  # fmt: skip
+
+
+def test_a_resumed_run_that_fails_within_its_first_second_is_not_fixed(tmp_path, capsys):
+    """The incident says when it opened in whole seconds, and so before its own life began."""
+    begun_ns, again_ns = 1_000 * 10**9, 2_000 * 10**9 + 700_000_000
+    kept, disk = Journal(tmp_path / "journal"), Disk()
+    for at_ns, completed, steps in ((begun_ns, 0, 40), (again_ns, 40, 1)):
+        kept.append(at_ns, seen(0, FirstStep(completed=completed)))
+        for step in range(steps):
+            kept.append(at_ns + step, seen(step, done(1.0)))
+    kept.flush(disk, is_now=True)
+    assert disk.close(5.0)
+    for number, at_ns, step in ((1, begun_ns, 40), (2, again_ns, 0)):
+        finding = Finding(detector="slow_rank", severity="warning", first_step=step, detected_step=step, ranks=(0,), summary="Late.", facts={"is_in_data": True})  # fmt: skip
+        made = explain(finding, incident_id=f"i-{number}", run_id="r", opened_at=rfc3339(at_ns // 10**9 * 10**9), detected_after_s=0.1, directive=Directive(directive="halt", reason="a test"))  # fmt: skip
+        folder = tmp_path / "incidents" / f"i-{number}"
+        folder.mkdir(parents=True)
+        (folder / "diagnosis.json").write_bytes(msgspec.json.encode(made))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"run_id": "r", "started_at": "2026-11-18T10:00:00Z", "coordinator": ""})
+    )
+
+    assert 1 == main(["verify", str(tmp_path), str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ("not_fixed", "i-1", "i-2") == (found["verdict"], found["fault"]["id"], found["came_back"]["id"])
+    assert [] == found["gone_faults"]

@@ -102,9 +102,10 @@ def _faults(
 ) -> Iterator[PastFault]:
     """Yield the faults, most severe first, with steps counted as the run counts them."""
     for one in sorted(diagnoses, key=lambda one: (WORST_FIRST.index(one.severity), one.opened_at)):
-        opened_ns = int(clock.epoch_s(one.opened_at) * 1e9)
+        # An incident says when it opened in whole seconds; a life may begin and fail within one.
+        opened_ns = int(clock.epoch_s(one.opened_at) * 1e9) + 10**9
         if one.causes and _is_wanted(opened_ns, since_ns, life):
-            base = next((base for begun_ns, base in reversed(lives) if begun_ns <= opened_ns + 10**9), 0)
+            base = next((base for begun_ns, base in reversed(lives) if begun_ns <= opened_ns), 0)
             yield fault_of(one, base)
 
 
