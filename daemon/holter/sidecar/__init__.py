@@ -1,1 +1,1 @@
-"""One process beside each rank: reads the page, keeps a history, watches the process, tells the coordinator. Imports no torch."""
+"""One process beside each rank: it reads the page, keeps a history, watches the process and reports to the coordinator. Imports no torch."""

@@ -1,7 +1,8 @@
-"""AMD devices by their driver's library (amdsmi, which comes with ROCm): the same records as of NVIDIA's.
+"""Reads AMD devices through their driver's library (amdsmi, which comes with ROCm), into the same records as NVIDIA's.
 
-Every question stands by itself: what a device or a version of the library cannot tell ("N/A", an exception, a function that is not there) is left
-out. Events are not waited for: the kernel's log has them (`amdgpu ...: uncorrectable hardware errors detected`).
+Each query is independent: what a device or a version of the library cannot provide ("N/A", an exception, a missing
+function) is left out. Events are not waited for, because the kernel's log has them (`amdgpu ...: uncorrectable hardware
+errors detected`).
 """
 
 import importlib
@@ -17,19 +18,19 @@ HELD_DOWN = {
     "power": ("active_ppt_pwr",),
     "hardware": ("active_prochot_thrm",),
 }
-"""Which of its violations stand for which reason."""
+"""Reason why the clock is held down -> the library's violation flags that mean it."""
 MB = 1 << 20
 
 logger = logging.getLogger(__name__)
 
 
 class AmdReader:
-    """One device of AMD's."""
+    """Reads one AMD device."""
 
     is_reached = True
 
     def __init__(self, wanted: WantedDevice) -> None:
-        """Raises ImportError without the library, `NoDeviceError` without a driver or such a device."""
+        """Open the device; raise ImportError without the library, `NoDeviceError` without a driver or such a device."""
         try:
             self._smi: Any = importlib.import_module("amdsmi")
             self._smi.amdsmi_init()
@@ -50,7 +51,7 @@ class AmdReader:
         }
 
     def read(self) -> Device:
-        """One look; raises `NoDeviceError` if nothing at all was told."""
+        """Read the device once; raise `NoDeviceError` if it answered no question at all."""
         smi = self._smi
         clock = self._ask("amdsmi_get_clock_info", lambda: smi.AmdSmiClkType.GFX) or {}
         power = self._ask("amdsmi_get_power_info") or {}
@@ -89,7 +90,7 @@ class AmdReader:
         )
 
     def wait(self, timeout_s: float) -> list[DeviceEvent] | None:
-        """It reports none."""
+        """Return None: this library reports no events."""
         del timeout_s
         return None
 
@@ -126,7 +127,10 @@ class AmdReader:
         return handles[visible[place]]
 
     def _ask(self, name: str, *arguments: Callable[[], Any]) -> Any:
-        """The answer; None: it is not told. Arguments are looked up here: an older library may lack them too."""
+        """Call a function of the library and return its result; None if it is missing or fails.
+
+        Arguments are looked up in here, because an older library may lack them too.
+        """
         try:
             return getattr(self._smi, name)(self._handle, *(argument() for argument in arguments))
         except Exception as error:  # noqa: BLE001 - the library's own exceptions, of which a version may have others
@@ -137,6 +141,6 @@ class AmdReader:
 
 
 def number(told: Mapping[str, Any], name: str) -> float | None:
-    """A reading that is a number; "N/A" is none."""
+    """Return a reading if it is a number, None if it is missing or "N/A"."""
     value = told.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,10 +1,10 @@
-"""The sidecar's link to the coordinator: it exists before the coordinator's address is known, and keeps what is said until then.
+"""The sidecar's link to the coordinator: it exists before the coordinator's address is known, and keeps observations until then.
 
     pipe from the rank --Bootstrap--> address, token, run     rank 0's sidecar also starts the coordinator and keeps it alive
-    send, beat --> kept, at most MAX_UNSENT --> Uplink        from then on
+    send, beat --> kept, at most MAX_UNSENT --> Uplink        once the address is known
 
-The coordinator's listening socket was bound by rank 0 and is held here: a coordinator that dies is started again on the same address with
-the same token, and its sidecars find it as if it had only been slow.
+Rank 0 binds the coordinator's listening socket, and its sidecar holds it: a coordinator that dies is started again on the
+same address with the same token, and to its sidecars it seems only to have been slow.
 """
 
 import asyncio
@@ -32,32 +32,32 @@ from holter.transport.tls import NO_TLS, TlsFiles
 from holter.transport.uplink import RankUplink
 
 MAX_UNSENT = 5000
-"""Observations kept while no coordinator is known yet."""
+"""Number of observations kept while no coordinator is known yet."""
 SHORT_LIFE_S = 60.0
-"""A coordinator that lived longer was not started in vain: the next pause is the shortest again."""
+"""Seconds: after a coordinator that lived longer than this, the next restart waits only the shortest pause again."""
 PAUSES_S = (0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0, 60.0)
-"""Before the coordinator is started again, by the number of short lives in a row; it never ends, since nobody else would start one."""
+"""Seconds to wait before the coordinator is started again, by the number of short lives in a row. It has no end: nobody else would start it."""
 UNWATCHED_S = 9.0
-"""A coordinator that has not been heard for so long is said to be missing: who is not watched again within ten seconds has been told so."""
+"""Seconds without contact after which the coordinator is reported missing, so that an unwatched rank's user knows within ten seconds."""
 SILENT_S = 14.0
-"""The same for one whose line stands: it is stopped, or its host is; a healthy one answers a ping every ten seconds."""
+"""The same in seconds while the connection stands, when the coordinator or its host is stopped; a healthy one answers a ping every ten seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """By which way the coordinator is reached."""
+    """How the coordinator is reached."""
 
     tls: TlsFiles = NO_TLS
     credentials: str = ""
-    """File of credentials, where the network wants some."""
+    """Path of the credentials file; empty if the network needs none."""
     agent: str = ""
-    """Of this host, as in the settings; empty: there is none."""
+    """The host's agent, as in the settings; empty: none is used."""
 
 
 class CoordinatorLink:
-    """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
+    """Sends one rank's observations to the coordinator; `on_message` receives the coordinator's messages."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class CoordinatorLink:
     ) -> None:
         self.run_id = ""
         self.run_dir = ""
-        """Of the run, as the job itself was told; empty until then."""
+        """Run directory as the job was told; empty until it is known."""
         self.metrics_address = ""
-        """Of this sidecar; told to the coordinator."""
+        """Address of this sidecar's metrics, reported to the coordinator."""
         self.num_dropped = 0
-        """Observations for which there was no room before a coordinator was known."""
+        """Number of observations for which there was no room before a coordinator was known."""
         self._identity = identity
         self._on_message = on_message
         self._log_to = log_to
@@ -86,11 +86,11 @@ class CoordinatorLink:
 
     @property
     def refusal(self) -> str:
-        """Why the coordinator last turned us away; empty: it did not."""
+        """Why the coordinator last rejected this sidecar; empty if it did not."""
         return self._uplink.refusal if self._uplink is not None else ""
 
     def look(self, now_s: float) -> str | None:
-        """A sentence when the coordinator has gone missing, and when it is back."""
+        """Return a sentence when the coordinator has just gone missing or come back, otherwise None."""
         self._heard_s = max(self._heard_s, self._uplink.heard_s if self._uplink is not None else 0.0)
         was_missing, self._is_missing = self._is_missing, self.is_unwatched(now_s)
         if self._is_missing == was_missing:
@@ -101,13 +101,14 @@ class CoordinatorLink:
         return f"the coordinator is back: rank {rank} is watched again"
 
     def is_unwatched(self, now_s: float) -> bool:
-        """Whether nobody judges what this rank reports."""
+        """Whether no coordinator is judging what this rank reports."""
         return now_s - self._heard_s > (SILENT_S if self.is_connected else UNWATCHED_S)
 
     def is_own_directory(self, run_dir: str) -> bool:
-        """Whether this is the directory of the coordinator that we report to: the job was told so, or our token lies in it, where its owner alone can put it.
+        """Whether this is the directory of our own coordinator: the job named it, or our token lies in it, where only its owner can put it.
 
-        Else whoever answers at the coordinator's address could have ranks save wherever the job's user may write.
+        Without this check, anything that answers at the coordinator's address could have ranks save wherever the job's user may
+        write.
         """
         if not run_dir or run_dir == self.run_dir:
             return bool(run_dir)
@@ -116,21 +117,21 @@ class CoordinatorLink:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known where the coordinator is."""
+        """Whether the coordinator's address is known."""
         return self._uplink is not None
 
     @property
     def is_connected(self) -> bool:
-        """Whether the coordinator listens now."""
+        """Whether there is a connection to the coordinator now."""
         return self._uplink is not None and self._uplink.is_connected
 
     @property
     def clock(self) -> tuple[int, int]:
-        """Offset of this host's clock from the coordinator's, and its error, nanoseconds; (0, 0) where nobody knows."""
+        """Offset of this host's clock from the coordinator's and the error of that, in nanoseconds; (0, 0) if unknown."""
         return (self._uplink.clock.offset_ns, self._uplink.clock.error_ns) if self._uplink is not None else (0, 0)
 
     def listen(self, loop: asyncio.AbstractEventLoop, descriptor: int, listen_fd: int) -> None:
-        """Wait for the Bootstrap on this pipe."""
+        """Wait for the Bootstrap on this pipe, in the background, and connect when it has come."""
         os.set_blocking(descriptor, False)
         received = bytearray()
 
@@ -146,7 +147,7 @@ class CoordinatorLink:
         loop.add_reader(descriptor, readable)
 
     def send(self, observation: Observation, *, urgent: bool) -> None:
-        """Send one, or keep it until the coordinator is known."""
+        """Send an observation, or keep it until the coordinator is known."""
         if self._uplink is not None:
             self._uplink.send(observation, urgent=urgent)
         elif len(self._unsent) < MAX_UNSENT:
@@ -155,12 +156,12 @@ class CoordinatorLink:
             self.num_dropped += 1
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """Where the rank is now."""
+        """Report where the rank is now."""
         if self._uplink is not None:
             self._uplink.beat(heartbeat)
 
     def note_dropped(self, dropped: int) -> None:
-        """How much was lost before it came here."""
+        """Tell the uplink how many observations were lost before they reached it."""
         if self._uplink is not None:
             self._uplink.dropped_before = dropped
 
@@ -181,7 +182,7 @@ class CoordinatorLink:
         if word.starts_coordinator:
             arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(who.world_size)]
             arguments += ["--action", word.action, "--save-deadline-s", str(word.save_deadline_s)]
-            # One that is started again must not find that it is earlier than it was.
+            # A restarted coordinator must go on from the same clock: its time must not go back.
             arguments += ["--clock-base-ns", str(clock.base_ns())]
             CoordinatorProcess(arguments=arguments, token=word.token, listen_fd=listen_fd).start()
         hello = wire.Hello(
@@ -204,7 +205,7 @@ class CoordinatorLink:
 
 
 class CoordinatorProcess:
-    """The coordinator's process, as its starter sees it."""
+    """The coordinator's process, started and kept alive by rank 0's sidecar."""
 
     def __init__(self, *, arguments: list[str], token: str, listen_fd: int) -> None:
         self._arguments = arguments
@@ -213,7 +214,7 @@ class CoordinatorProcess:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start the coordinator in the background."""
         self._task = asyncio.create_task(self._keep_alive(), name="coordinator")
 
     async def _keep_alive(self) -> None:
@@ -250,5 +251,5 @@ class CoordinatorProcess:
 
 
 def restart_pause_s(num_short_lives: int) -> float:
-    """How long to wait after so many short lives in a row."""
+    """Return the seconds to wait after this many short lives in a row."""
     return PAUSES_S[min(num_short_lives, len(PAUSES_S)) - 1]

@@ -1,12 +1,13 @@
-"""The rank's accelerator: its readings, by which they have changed, and what its driver and the kernel report of it.
+"""The rank's accelerator: its readings, how they have changed, and what its driver and the kernel report about it.
 
 every five seconds   a thread reads it ─▶ DeviceHistory: what grew, what holds its clock down and for how long ─▶ Device, if that is news
 all the time         a second thread waits for its driver's events ─▶ DeviceEvent
 twice a second       the kernel's log ─▶ DeviceEvent
 
-A driver that hangs must not hold up the sidecar: threads ask, and `poll` only takes what they found. Without a library, without a driver, or
-with a device that does not answer nothing is told, but that is logged, once. A rank that does not say which device it uses is taken to
-use the one that its local rank would have, and that is told with the reading.
+A driver that hangs must not hold up the sidecar: threads query it, and `poll` only collects what they found. Without a
+library, without a driver, or with a device that does not answer, nothing is reported, but that is logged once. A rank
+that does not say which device it uses is assumed to use the one of its local rank, and the reading says that this is
+assumed.
 """
 
 import asyncio
@@ -26,16 +27,16 @@ from holter.sidecar.nvml import NoDeviceError, NvmlReader, WantedDevice
 
 POLL_S = 5.0
 RETRY_S = 60.0
-"""After a failure."""
+"""Seconds between attempts after a failure."""
 NUM_ALIKE = 2
-"""So many readings in a row must agree before a change of what holds the clock down is told: power caps flicker."""
+"""Number of readings in a row that must agree before a change of what holds the clock down is reported: power caps flicker."""
 RECENT_S = 600.0
 TOLD_AGAIN_S = 60.0
-"""Between two readings that are told because a counter moved that may well move."""
+"""Seconds between two reported readings when only a counter moved that may well move."""
 TOLD_SOON_S, MANY = 10.0, 50
-"""The same where it moved by so much."""
+"""The same in seconds, when that counter grew by at least `MANY`."""
 HELD_S = (30.0, 300.0, 3000.0)
-"""A clock that was held down so long is told again."""
+"""Seconds: a clock that stays held down is reported again when it has been held this long."""
 AT_ONCE = (
     "ecc_uncorrected",
     "ecc_uncorrected_lifetime",
@@ -43,48 +44,48 @@ AT_ONCE = (
     "nvlink_recoveries",
     "nvlinks_down",
 )
-"""Counters of which every change is told."""
+"""Counters of which every change is reported."""
 QUIETLY = ("ecc_corrected", "ecc_corrected_lifetime", "power_held_ns", "thermal_held_ns")
-"""Counters whose change alone is not told."""
+"""Counters whose change alone is not reported."""
 WAIT_S = 1.0
-"""For an event, at a time."""
+"""Seconds of one wait for driver events."""
 MAX_EVENTS = 64
 TELL_XID = (1, 10, 100, 1000)
-"""How often it must have come to be told."""
+"""An Xid is reported when it occurs for the first, 10th, 100th and 1000th time."""
 UNSAID_S = 30.0
-"""So long after the start a rank that has made no step has not said its device either."""
+"""Seconds after the start at which the device is assumed, if the rank has not named it and has completed no step."""
 LAST_S = 1.5
-"""For a last look, when the rank has died."""
+"""Seconds for a last reading when the rank has died."""
 
 logger = logging.getLogger(__name__)
 News = Device | DeviceEvent
 
 
 class Reader(Protocol):
-    """One device of some maker."""
+    """Reads one device of some vendor."""
 
     @property
     def is_reached(self) -> bool:
-        """It was there when it was looked for."""
+        """Whether the device could be opened when it was looked for."""
 
     def read(self) -> Device:
-        """One look."""
+        """Read the device once."""
 
     def wait(self, timeout_s: float) -> list[DeviceEvent] | None:
-        """What its driver reports within this time; None: nothing, or no more."""
+        """Return what its driver reports within this time; None if it reports nothing, or nothing any more."""
 
 
 READERS: tuple[Callable[[WantedDevice], Reader], ...] = (NvmlReader, AmdReader)
 
 
 class Devices:
-    """Reads one device, the one that the rank computes on."""
+    """Watches one device, the one that the rank computes on."""
 
     def __init__(
         self, local_rank: int = 0, visible: str | None = None, kernel_log: str = "", *, assumes: bool = True
     ) -> None:
         self.latest: Device | None = None
-        """The last reading; None while there is none, or the device does not answer."""
+        """The last reading; None before the first, and while the device does not answer."""
         self._wanted = WantedDevice("", local_rank, visible)
         self._assumes = assumes
         self._is_known = False
@@ -103,13 +104,13 @@ class Devices:
         self._is_late_logged = False
 
     def learn(self, uuid: str) -> None:
-        """The rank computes on this device."""
+        """Take in which device the rank computes on."""
         if uuid != self._wanted.uuid:
             self._wanted = replace(self._wanted, uuid=uuid)
             self._begin()
 
     def assume(self) -> None:
-        """The rank has made a step and has not said which device it uses: its local rank tells."""
+        """Assume the device of the local rank, because the rank has not said which one it uses."""
         if self._assumes and not self._is_known:
             self._begin()
 
@@ -121,7 +122,7 @@ class Devices:
             self._watch = None
 
     def poll(self, now_s: float) -> list[News]:
-        """What is new; never waits."""
+        """Return the new readings and events; never waits."""
         self._began_s = now_s if self._began_s is None else self._began_s
         if not self._is_known and now_s - self._began_s >= UNSAID_S:
             self.assume()
@@ -172,7 +173,7 @@ class Devices:
         return [self.latest] if is_news else []
 
     def _read(self, wanted: WantedDevice) -> None:
-        """In a thread of its own."""
+        """Read the device; runs in a thread of its own."""
         try:
             reader = self._reader if self._reader is not None else _open(wanted)
             found = reader.read()
@@ -180,11 +181,11 @@ class Devices:
             self._error = str(error) if isinstance(error, NoDeviceError) else f"{type(error).__name__}: {error}"
             return
         if wanted == self._wanted:
-            # One that was lost when it was looked for is looked for again.
+            # A device that was lost when it was opened is opened again next time.
             self._reader, self._found = reader if reader.is_reached else None, found
 
     def before_the_end(self, now_s: float) -> list[News]:
-        """The rank has died: what its device had been then, and what was reported of it."""
+        """Return the last reading before the rank died, with its age, and events that were reported about the device."""
         before = self.latest
         told: list[News] = self._poll_events()
         return (
@@ -192,7 +193,10 @@ class Devices:
         )
 
     async def after_the_end(self, now: Callable[[], float]) -> list[News]:
-        """What its device says now, if it answers soon; its memory is free again, so that only what is wrong with it counts."""
+        """Read the device once more after the rank's death, if it answers soon; return what is new.
+
+        Its memory is free again by now, so only new errors and states are reported.
+        """
         before, until_s = self._history.last, now() + LAST_S
         if self._reader is None or before is None:
             return []
@@ -211,7 +215,7 @@ class Devices:
 
 
 def _open(wanted: WantedDevice) -> Reader:
-    """By the first maker's library that knows this device; raises `NoDeviceError` with what each said."""
+    """Open the device with the first vendor's library that knows it; raise `NoDeviceError` with what each library said."""
     said = []
     for reader in READERS:
         try:
@@ -222,7 +226,7 @@ def _open(wanted: WantedDevice) -> Reader:
 
 
 class EventWatch:
-    """Waits for what a driver reports, in a thread of its own."""
+    """Waits for a driver's events in a thread of its own."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -231,11 +235,11 @@ class EventWatch:
         threading.Thread(target=self._run, name="device events", daemon=True).start()
 
     def stop(self) -> None:
-        """Wait for no more."""
+        """Stop after the present wait."""
         self._is_stopped = True
 
     def take(self) -> list[DeviceEvent]:
-        """What has come since."""
+        """Return the events since the last call."""
         return [self._told.popleft() for _ in range(len(self._told))]
 
     def _run(self) -> None:
@@ -251,13 +255,13 @@ class EventWatch:
 
 
 class EventLog:
-    """Tells a fault that came for the first time from one that comes again and again, by the driver or by the kernel."""
+    """Counts events of the driver and the kernel, to tell one that is new from one that comes again and again."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, int, str], int] = {}
 
     def is_news(self, event: DeviceEvent) -> bool:
-        """Counts it."""
+        """Count this event; whether it is to be reported."""
         key = (event.kind, event.xid, event.source)
         if key not in self._times and len(self._times) >= MAX_EVENTS:
             return False
@@ -266,7 +270,7 @@ class EventLog:
 
 
 class DeviceHistory:
-    """What a device's readings were: how much its counters grew, for how long its clock is held down, and whether a reading is news."""
+    """The history of a device's readings: how much its counters grew, how long its clock has been held down, and whether a reading is news."""
 
     def __init__(self) -> None:
         self.last: Device | None = None
@@ -278,9 +282,9 @@ class DeviceHistory:
         self._told_s = 0.0
 
     def add(self, device: Device, now_s: float) -> tuple[Device, bool]:
-        """The reading with its past, and whether it is to be told."""
+        """Return the reading with its past added, and whether it is to be reported."""
         for name, value in device.counters.items():
-            # A driver that was loaded anew counts from zero.
+            # After a reload of the driver, counters start from zero.
             self._first[name] = min(self._first.get(name, value), value)
         self._recent.append((now_s, device.counters))
         while len(self._recent) > 1 and self._recent[0][0] < now_s - RECENT_S:

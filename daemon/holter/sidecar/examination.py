@@ -1,24 +1,24 @@
-"""A rank looked at from outside: process, recorder, interpreter and stacks, each with its own deadline.
+"""Examines a rank from outside: process, recorder, interpreter and stacks, each with its own deadline.
 
     process state ─┐
     recorder ──────┼─ at once, together      a part that cannot be had leaves its reason in its place
     interpreter ───┘
     stacks ───────────── when the interpreter has answered or not: py-spy may pause the rank, and a paused rank answers nothing
 
-Native frames cost a second of one core, and on a busy host that may last. An exam waits for them for two seconds, and longer only where
-they alone can tell what the rank does: when its interpreter does not answer. py-spy goes on meanwhile, as long as the rank stands still
-anyway, and the next exam brings what it found; all who ask while it works share its answer.
+Native frames cost a second of one core, and longer on a busy host. An exam waits two seconds for them, and longer only
+if its interpreter does not answer, because then only they show what the rank does. py-spy continues meanwhile, as long
+as the rank stands still anyway, and the next exam contains what it found; all exams in that time share its answer.
 
-Stacks are py-spy's, a program that reads another process's memory, and so works on one that hangs:
+Stacks come from py-spy, a program that reads another process's memory and therefore works on one that hangs:
 
     quick     without pausing the rank: some ten milliseconds; the only way with a stopped process
     native    through native code too: takes about a second of one core for a rank with torch, which is paused for most of it; so on
               suspicion only
 
-What native cannot have (no permission, a stopped process, a library without unwinding tables) quick often can: then the stacks are the
-quick ones, and the error says why.
+If native frames cannot be had (no permission, a stopped process, a library without unwinding tables), quick stacks often
+can: then the stacks are the quick ones, and the error says why.
 
-Of a rank that has died nothing can be asked any more: there is the last copy of its recorder, and what was last seen and said.
+A rank that has died cannot be asked: its exam has the last copy of its recorder, and what was last seen and reported.
 """
 
 import asyncio
@@ -47,36 +47,36 @@ FLIGHT_S = 3.0
 LOCK_S = 2.0
 QUICK_S = 2.0
 NATIVE_S, STANDING_NATIVE_S = 5.0, 15.0
-"""How long py-spy may take for native frames: of any rank, and of one that stands still."""
+"""Seconds that py-spy may take for native frames: of a rank that moves, and of one that stands still."""
 NATIVE_PATIENCE_S, LOCKED_PATIENCE_S = 2.0, 8.0
-"""How long an exam waits for them: if the interpreter answers, and if it does not."""
+"""Seconds for which an exam waits for native frames: if the interpreter answers, and if it does not."""
 MOVING_S = 0.5
-"""A rank that moved within this time is not paused for native frames."""
+"""Seconds: a rank that moved within this time is not paused for native frames."""
 NATIVE_REST = 100.0
-"""A rank that does not stand still is not paused again for so many times as long as the last pause took: at most 1 % of its time is ours."""
+"""A rank that does not stand still is not paused again for this many times the length of the last pause: we take at most 1 % of its time."""
 MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
-"""Of stacks that are sent; the main thread's come first."""
+"""Number of stack frames that are sent; the main thread's come first."""
 MIN_CALLS, MAX_CALLS, WORLD_CALLS = 16, 2000, 16_384
-"""Of the recorder that are sent: what all ranks together may send is bounded, and calls that have not ended are always sent."""
+"""Number of the recorder's calls that are sent. The sum over all ranks is bounded; calls that have not ended are always sent."""
 ORDERLY_CALLS, MAX_ORDERLY_CALLS = 32, 512
-"""Of a rank that ended as it should: always, and of those that nobody was told of."""
+"""Number of calls sent for a rank that ended normally: at least so many, and at most so many of those that were not reported before."""
 CRASH_S = 1.0
-"""For everything, while a rank that crashes waits for us."""
+"""Seconds for everything, while a crashing rank waits for us."""
 
 Reason = Literal["asked", "last_breath"]
-"""`last_breath`: the rank crashes, and waits for us. Journals hold the word."""
+"""`last_breath`: the rank crashes, and waits for us. The word is stored in journals."""
 Part = TypeVar("Part")
 MAX_THREADS = 64
 MAX_STACK_FRAMES = 128
 MAX_ERROR_CHARS = 300
 QUICK_ATTEMPTS = 3
-"""A rank that runs while it is read may be caught in the middle of a change."""
+"""More than one attempt, because a running rank may be read in the middle of a change."""
 REAP_S = 2.0
 _NATIVE_ENDINGS = (".c", ".cc", ".cpp", ".h", ".hpp", ".pyx", ".so")
 
 
 class Examiner:
-    """Looks at one rank, when asked and when it dies; keeps the last stacks."""
+    """Examines one rank on request and at its death; keeps the last stacks."""
 
     def __init__(self, rank: int, world_size: int, process: Process, watch: ProgressWatch, state: RankState) -> None:
         self._rank = rank
@@ -89,31 +89,31 @@ class Examiner:
         self._num_spies = 0
         self._quick_lock = asyncio.Lock()
         self._spying: asyncio.Task[None] | None = None
-        """Takes native frames; outlives the exam that began it."""
+        """The task that takes native frames; it outlives the exam that began it."""
         self._native: _Native | None = None
         """The last native frames."""
         self._last_process: ProcessState | None = None
-        """While it lived."""
+        """State of the process when it was last seen alive."""
         self._last_stacks: list[ThreadStack] = []
         self._last_stacks_s = 0.0
         self._paused_s, self._rest_until_s = 0.0, 0.0
-        """When the rank was last paused for native frames, and how long it is not to be again."""
+        """When the rank was last paused for native frames, and until when it is not to be paused again."""
 
     @property
     def is_spying(self) -> bool:
-        """Whether we are taking stacks: the process then shows as traced."""
+        """Whether stacks are being taken, during which the process appears as traced."""
         return self._num_spies > 0
 
     def use(self, recorder: Recorder, copies: Copies) -> None:
-        """The rank has a recorder that can be asked."""
+        """Use this recorder and its copies from now on."""
         self._recorder, self._copies = recorder, copies
 
     def learn(self, groups: Iterable[Group]) -> None:
-        """Who belongs to which group, as the rank says."""
+        """Take in the members of each group, as the rank reports them."""
         self._groups |= {group.name: group for group in groups}
 
     async def exam(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> Exam:
-        """Examine the rank: every part that can be had; never raises."""
+        """Examine the rank, with every part that can be had; never raises."""
         process = self.look(clock.monotonic_s()) or self._last_process
         is_hurried = reason == "last_breath"
         (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
@@ -135,7 +135,7 @@ class Examiner:
         )
 
     def look(self, now_s: float) -> ProcessState | None:
-        """The process, for the watch; None while we take stacks, which would show it traced."""
+        """Look at the process; None while stacks are being taken, which would make it appear traced."""
         if self.is_spying:
             return None
         seen = self._process.look(now_s)
@@ -144,9 +144,10 @@ class Examiner:
         return seen
 
     def of_the_dead(self, asked_ns: int, num_left: int | None) -> Exam:
-        """An exam of a dead rank, from what was last seen; nothing is asked.
+        """Return the exam of a dead rank, from what was last seen; the rank is not asked.
 
-        Of a rank that ended normally the last few calls are enough, and the `num_left` that nobody was told of.
+        For a rank that ended normally (`num_left` is not None), the last few calls are enough, and the `num_left` calls that
+        were not reported before.
         """
         if self._spying is not None:
             self._spying.cancel()
@@ -167,7 +168,7 @@ class Examiner:
         )
 
     def of_last_calls(self, flight: Flight) -> Exam:
-        """What the rank itself left of its recorder."""
+        """Return the exam of a rank that crashes and has itself left a copy of its recorder."""
         return self._compose(reason="last_breath", flight=trimmed(flight, self._rank, self._max_calls))
 
     def _compose(self, **parts: object) -> Exam:
@@ -189,7 +190,7 @@ class Examiner:
         return self._last_flight(error if isinstance(error, str) else self._copies.error)
 
     def _last_flight(self, error: str, limit: int = MAX_CALLS) -> tuple[Flight | None, str]:
-        """The last copy, however old: it says when it was taken."""
+        """Return the last copy, however old (it contains its time), and why there is no newer one."""
         if self._copies is None:
             return None, "this rank has no recorder that could be asked"
         last = self._copies.last
@@ -200,7 +201,7 @@ class Examiner:
     async def _inside(
         self, process: ProcessState | None, depth: ExamDepth, *, is_hurried: bool
     ) -> tuple[bool | None, tuple[list[ThreadStack], str]]:
-        """First the interpreter, then the stacks; a rank that dies is not asked."""
+        """Ask the interpreter first, then take the stacks; a crashing rank's interpreter is not asked."""
         if is_hurried:
             return None, await self._quick(CRASH_S)
         began_s = clock.monotonic_s()
@@ -216,7 +217,7 @@ class Examiner:
         return is_lock_free, (taken, error or (f"no native frames: {why_not}" if why_not else ""))
 
     async def _await_native(self, began_s: float, patience_s: float, *, is_wanted: bool) -> str:
-        """Wait for native frames that are wanted, or under way; why they are wanted and not there."""
+        """Wait for native frames that are wanted or already being taken; return why wanted ones are missing, empty if they are not."""
         now_s = clock.monotonic_s()
         if self._spying is None or self._spying.done():
             if not is_wanted or (self._native is not None and self._native.had_s >= began_s):
@@ -237,12 +238,12 @@ class Examiner:
         self._native = _Native(taken, error, beat, self._paused_s)
 
     def _is_still(self, native: "_Native", taken: list[ThreadStack]) -> bool:
-        """The rank stands where it stood when native frames were taken, by its beat and by the Python frames of its main thread."""
+        """Whether the rank still stands where native frames were taken, by its heartbeat and its main thread's Python frames."""
         is_same_place = self._watch.is_standing and native.beat == self._watch.beat
         return is_same_place and _has_native(native.stacks) and _python(native.stacks) == _python(taken)
 
     def _spared(self, now_s: float) -> str:
-        """Why the rank is not to be paused; empty: it may be. One that stands still may always."""
+        """Return why the rank must not be paused now, empty if it may; a rank that stands still always may."""
         if self._watch.waited_s(now_s) < MOVING_S:
             return "the rank moves, and is not to be paused"
         if not self._watch.is_standing and now_s < self._rest_until_s:
@@ -252,7 +253,10 @@ class Examiner:
         return ""
 
     async def _call_lines(self) -> dict[int, tuple[str, ...]]:
-        """Only asked of an interpreter that has just answered: a question that is not answered holds a thread of the rank's."""
+        """Return the script's lines by number of call.
+
+        Only asked if the interpreter has just answered, because an unanswered question blocks a thread of the rank.
+        """
         assert self._recorder is not None
         found = await _in_time(self._recorder.call_lines(), LOCK_S, "the lines of its calls")
         return found if isinstance(found, dict) else {}
@@ -281,7 +285,7 @@ class Examiner:
 
 @dataclass(frozen=True)
 class _Native:
-    """Stacks that were taken through native code, or what could be had instead, and why."""
+    """Stacks with native frames, or those that were taken instead, with the reason."""
 
     stacks: list[ThreadStack]
     error: str
@@ -295,13 +299,13 @@ def _has_native(taken: list[ThreadStack]) -> bool:
 
 
 def _python(taken: list[ThreadStack]) -> list[tuple[str, str]]:
-    """Functions that the main thread is in."""
+    """Return the functions that the main thread is in."""
     main = next((stack for stack in taken if stack.is_main), None)
     return [(frame.function, frame.file) for frame in main.frames if not frame.is_native] if main else []
 
 
 def bounded(stacks: list[ThreadStack], max_frames: int) -> list[ThreadStack]:
-    """The first threads, and of the last of them the innermost frames."""
+    """Keep the first threads, and the innermost frames of the last of them, up to so many frames in all."""
     kept: list[ThreadStack] = []
     for stack in stacks:
         if max_frames <= 0:
@@ -312,7 +316,7 @@ def bounded(stacks: list[ThreadStack], max_frames: int) -> list[ThreadStack]:
 
 
 async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part | str:
-    """The result, or why there is none in time."""
+    """Await a part; return its result, or a sentence saying why there is none in time."""
     try:
         async with asyncio.timeout(deadline_s):
             return await part
@@ -323,14 +327,14 @@ async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part 
 
 
 class _SpiedLocal(msgspec.Struct):
-    """As py-spy writes it: only what `_WORK` names is looked at, and nothing of it is kept."""
+    """A local variable, as py-spy writes it: only those named in `_WORK` are looked at, and none are kept."""
 
     name: str
     repr: str | None = None
 
 
 class _SpiedFrame(msgspec.Struct):
-    """As py-spy writes it; `module` is there in native frames only, and names the library."""
+    """A frame, as py-spy writes it; only native frames have `module`, the name of the library."""
 
     name: str
     filename: str
@@ -340,7 +344,7 @@ class _SpiedFrame(msgspec.Struct):
 
 
 class _SpiedThread(msgspec.Struct):
-    """As py-spy writes it."""
+    """A thread, as py-spy writes it."""
 
     pid: int
     os_thread_id: int | None = None
@@ -353,25 +357,28 @@ class _SpiedThread(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(list[_SpiedThread])
 _PIPELINING = "torch/distributed/pipelining/stage"
 _WORK = {"fwd_chunk_id": "forward pass", "bwd_chunk_id": "backward pass"}
-"""Arguments of a stage's functions -> what it computes."""
+"""Argument of a pipeline stage's function -> what the stage computes."""
 
 
 class _SpyError(Exception):
-    """Why there are no stacks, as one sentence."""
+    """Raised when there are no stacks; the text says why in one sentence."""
 
 
 async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tuple[list[ThreadStack], str]:
-    """(stacks, error); both where something better was wanted than could be had. Never raises, and leaves no child behind."""
-    # Beside the interpreter first: the one that was installed with us.
+    """Return (stacks, error); both if only less than what was wanted could be had.
+
+    Never raises, and leaves no child process behind.
+    """
+    # Prefer the py-spy beside the interpreter: it was installed with us.
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.is_file() else shutil.which("py-spy")
     if program is None:
         return [], "py-spy is not installed beside this interpreter nor on the PATH"
     ends_s = clock.monotonic_s() + deadline_s
     failures: list[str] = []
-    # Time is left for the quick ones.
+    # Leave time for quick stacks.
     attempts = [(["--native", "--locals"], 0.8 * deadline_s)] if depth == "native" else []
-    # With what variables hold first: a pipeline's micro-batch is one.
+    # With local variables first: they contain a pipeline's micro-batch.
     attempts += [(["--nonblocking", "--locals"], 0.5 * deadline_s)]
     attempts += [(["--nonblocking"], deadline_s)] * QUICK_ATTEMPTS + [([], deadline_s)]
     for options, most_s in attempts:
@@ -388,7 +395,7 @@ async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tu
 
 
 def parse_stacks(output: bytes) -> list[ThreadStack]:
-    """From py-spy's JSON; raises msgspec.MsgspecError on anything else. The main thread comes first."""
+    """Parse py-spy's JSON, main thread first; raise msgspec.MsgspecError if it is anything else."""
     stacks = [_stack(thread) for thread in _DECODER.decode(output)]
     return sorted(stacks, key=lambda stack: not stack.is_main)[:MAX_THREADS]
 
@@ -409,7 +416,7 @@ def _stack(thread: _SpiedThread) -> ThreadStack:
 
 
 def _work(frame: _SpiedFrame) -> str:
-    """What a stage of torch's pipelines computes in this frame."""
+    """Return what a stage of torch's pipelines computes in this frame; empty if the frame is not of one."""
     if _PIPELINING not in frame.filename:
         return ""
     held = {one.name: one.repr for one in frame.locals or ()}
@@ -438,7 +445,7 @@ async def _dump(program: str, pid: int, options: list[str], deadline_s: float) -
     except TimeoutError:
         raise _SpyError(f"py-spy did not answer in {deadline_s:.1f} s") from None
     finally:
-        # The kernel lets go of a rank whose tracer is killed: it runs on.
+        # A rank whose tracer is killed is released by the kernel, and runs on.
         await _end(child)
     if child.returncode != 0:
         raise _SpyError(explain_complaint(complaint.decode("utf-8", "replace")))
@@ -449,7 +456,7 @@ async def _dump(program: str, pid: int, options: list[str], deadline_s: float) -
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Kill it if it lives, and reap it."""
+    """Kill the child if it lives, and reap it."""
     if child.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -460,7 +467,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
 
 def explain_complaint(complaint: str) -> str:
-    """py-spy's complaint as one line: the error and its causes, without the trace of its own stack."""
+    """Return py-spy's complaint as one line: the error and its causes, without py-spy's own stack trace."""
     text = complaint.partition("Stack backtrace:")[0]
     lines = [re.sub(r"^(Error:|\d+:)\s*", "", line.strip()) for line in text.splitlines()]
     said = [line for line in dict.fromkeys(lines) if line and line != "Caused by:"]

@@ -1,6 +1,6 @@
-"""Which agent a sidecar speaks through, and how the first sidecar of a host starts it.
+"""Chooses the agent through which a sidecar reports, and starts it from the first sidecar of a host.
 
-HOLTER_AGENT=auto    every sidecar of the host tries the lock beside the socket; who gets it starts `holter agent`, which keeps the lock
+HOLTER_AGENT=auto    every sidecar of the host tries the lock beside the socket; the one that gets it starts `holter agent`, which keeps the lock
 HOLTER_AGENT=PATH    somebody else has started it
 """
 
@@ -17,15 +17,15 @@ from holter.transport.limits import UplinkSettings
 from holter.transport.local_socket import AUTO, directory, lock, prepare, socket_of
 
 IDLE_S = 5.0
-"""The agent ends so long after the last sidecar has left."""
+"""Seconds after which the agent ends when the last sidecar has left."""
 FIRST_S = 30.0
-"""It ends too if no sidecar has come by then: those that look later start another one."""
+"""Seconds after which it ends if no sidecar has connected; later sidecars start another one."""
 
 logger = logging.getLogger(__name__)
 
 
 def through_agent(settings: UplinkSettings, named: str, word: Bootstrap, world_size: int) -> UplinkSettings:
-    """The same settings with this host's agent, if there is to be one."""
+    """Return the settings with this host's agent added, if one is to be used."""
     if not named:
         return settings
     if named != AUTO:
@@ -38,7 +38,7 @@ def through_agent(settings: UplinkSettings, named: str, word: Bootstrap, world_s
 
 
 def start(path: str, word: Bootstrap, world_size: int) -> None:
-    """Start the agent, unless there is one. Raises nothing: without it each sidecar speaks for itself."""
+    """Start the agent unless it runs. Raises nothing: without it, each sidecar reports directly."""
     held = lock(path)
     if held is None:
         return

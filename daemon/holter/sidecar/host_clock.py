@@ -1,10 +1,11 @@
-"""Calls that PyTorch's recorder stamped by the host's clock, told by the run's clock.
+"""Converts times that PyTorch's recorder took from the host's clock to the run's clock.
 
     host's clock   10:00 10:01 10:02 | set back by two hours | 08:03 08:04
     run's clock    10:00 10:01 10:02                           10:03 10:04
 
-As long as nobody sets the host's clock the two agree and nothing is changed. One copy of the recorder may hold stamps from before and after: read from the
-newest call back, the place where the clock was set is the first one at which two neighbours are as far apart as that step, or out of order.
+As long as nobody sets the host's clock, the two agree and nothing is changed. One copy of the recorder may hold times from
+before and after a change: reading back from the newest call, the clock was set at the first place where two neighbours are
+out of order or at least as far apart as the change.
 """
 
 from collections.abc import Sequence
@@ -15,23 +16,23 @@ from holter import clock
 from holter.records import Call, Flight
 
 SET_NS = 20_000_000
-"""A smaller difference is not corrected: it is within what clocks of two hosts differ by."""
+"""Nanoseconds: a smaller difference is not corrected, because clocks of two hosts differ by as much."""
 
 
 class HostClock:
-    """How far the run's clock is ahead of the host's, now and before the host's was last set."""
+    """How far the run's clock is ahead of the host's, now and before the host's clock was last set."""
 
     def __init__(self) -> None:
         self.ahead_ns = self.former_ns = 0
 
     def look(self) -> None:
-        """Notice whether it was set."""
+        """Notice whether the host's clock was set."""
         ahead_ns = clock.wall_ns() - clock.system_ns()
         if abs(ahead_ns - self.ahead_ns) > SET_NS:
             self.former_ns, self.ahead_ns = self.ahead_ns, ahead_ns
 
     def of_run(self, flight: Flight) -> Flight:
-        """The same calls by the run's clock; `taken_ns` is by that clock already."""
+        """Return the copy with its calls in the run's time; `taken_ns` is in that time already."""
         self.look()
         if not self.ahead_ns and not self.former_ns:
             return flight
@@ -39,7 +40,7 @@ class HostClock:
 
 
 def in_run_time(calls: Sequence[Call], ahead_ns: int, former_ns: int) -> list[Call]:
-    """Each call's times, where the host's clock was set once among them."""
+    """Convert the times of the calls to the run's time, if the host's clock was set at most once among them."""
     found: list[Call] = []
     set_by_ns, shift_ns, newer_ns = former_ns - ahead_ns, ahead_ns, 0
     for call in reversed(calls):

@@ -1,9 +1,9 @@
-"""What the job's own log and its launcher are told of a rank's end.
+"""What is written into the job's own log and its launcher's error file about a rank's end.
 
-LastLine    one line on the rank's standard error after the rank has ended; the descriptor is held while the rank itself holds its own, and
-            seconds longer
-ErrorFile   TORCHELASTIC_ERROR_FILE, from which torchrun's summary of a failed job is made: what was diagnosed stands before whatever the
-            rank itself wrote there
+LastLine    one line on the rank's standard error after the rank has ended; holds the descriptor as long as the rank does, and
+            some seconds longer
+ErrorFile   TORCHELASTIC_ERROR_FILE, from which torchrun makes its summary of a failed job: the diagnosis is put before whatever
+            the rank itself wrote there
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from holter import clock
 from holter.files import write_whole
 
 MAX_BYTES = 4096
-"""A pipe that can be written to at all takes so much at once."""
+"""A pipe that is writable at all takes this many bytes at once."""
 
 
 class LastLine:
-    """Said once; later attempts say nothing."""
+    """The last line about a rank; only the first call writes it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def say(self, text: str) -> None:
-        """Write it if that can be done without waiting, and let the descriptor go."""
+        """Write the line if that is possible without waiting, then close the descriptor."""
         if self._descriptor < 0:
             return
         with contextlib.suppress(OSError):
@@ -39,21 +39,21 @@ class LastLine:
         self.close()
 
     def close(self) -> None:
-        """Let it go: whoever waits for the end of the rank's output has waited long enough."""
+        """Close the descriptor, so that those who wait for the end of the rank's output need wait no longer."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class ErrorFile:
-    """One rank's."""
+    """One rank's error file."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
         self._said: list[str] = []
 
     def add(self, verdict: str) -> None:
-        """Put this before what was said earlier and what the rank has written itself; nobody reads the file of a rank that does not fail."""
+        """Put this verdict before earlier ones and what the rank has written itself; nobody reads the file if the rank does not fail."""
         if self._path is None:
             return
         self._said.insert(0, f"holter: {verdict}")
@@ -74,4 +74,4 @@ class ErrorFile:
 
 
 OWN = "before_holter"
-"""Under this name the rank's own traceback is kept, as torch's `record` wrote it."""
+"""Key under which the rank's own traceback is kept, as torch's `record` wrote it."""

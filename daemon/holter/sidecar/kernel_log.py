@@ -1,9 +1,9 @@
-"""The kernel's log of this host, where it can be read: what the driver said of the rank's device, and memory or processors that failed.
+"""Reads the host's kernel log, if possible: what the driver reports about the rank's device, and failing memory or processors.
 
     6,1234,98765432,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus.      /dev/kmsg
     [98765.432] NVRM: Xid (PCI:0000:3b:00): 79, ...                                             a file (`HOLTER_KERNEL_LOG`)
 
-Only what is written after the start counts. Errors that the hardware corrected by itself are not told.
+Only lines written after the start count. Errors that the hardware corrected itself are not reported.
 """
 
 import logging
@@ -25,14 +25,14 @@ AMD = re.compile(
 )
 NONE_FOUND = re.compile(r"\b0 uncorrectable", re.IGNORECASE)
 MAX_LINES = 256
-"""Read at a time."""
+"""Number of lines read at a time."""
 MAX_TEXT = 300
 
 logger = logging.getLogger(__name__)
 
 
 class KernelLog:
-    """Follows one log; a path that cannot be read is said once, and no fault."""
+    """Follows one log; if its path cannot be read, that is logged once and is no fault."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = -1
@@ -49,7 +49,7 @@ class KernelLog:
             self._close()
 
     def read(self, device: Device | None) -> list[DeviceEvent]:
-        """What is new of this device, or of the host; never waits."""
+        """Return the new events of this device or of the host; never waits."""
         return [event for line in self._lines() for event in events_in(line, device)]
 
     def _lines(self) -> list[str]:
@@ -60,7 +60,7 @@ class KernelLog:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                # Lines were overwritten before they were read.
+                # The kernel overwrote lines before they were read.
                 continue
             except OSError as error:
                 logger.info("the kernel's log is read no more: %s", error.strerror)
@@ -82,7 +82,7 @@ class KernelLog:
 
 
 def events_in(line: str, device: Device | None) -> list[DeviceEvent]:
-    """What one line says of this device, or of the whole host."""
+    """Return the events that one line reports about this device or the whole host."""
     text = line.strip()[:MAX_TEXT]
     of_device = XID.search(line) or AMD.search(line)
     if of_device is not None:
@@ -114,7 +114,7 @@ def _of_device(found: re.Match[str], text: str, device: Device) -> DeviceEvent:
 
 
 def is_same_address(one: str, other: str) -> bool:
-    """The kernel leaves out the function, and some drivers the domain: `0000:3b:00`, `3b:00.0`."""
+    """Whether two PCI addresses are of one device. The kernel leaves out the function, and some drivers the domain: `0000:3b:00`, `3b:00.0`."""
     return bool(one) and bool(other) and _place(one) == _place(other)
 
 

@@ -1,7 +1,7 @@
-"""NVIDIA devices by their driver's library (NVML, through nvidia-ml-py): which one is the rank's, its readings, and what its driver reports.
+"""Reads NVIDIA devices through their driver's library (NVML, through nvidia-ml-py): which one is the rank's, its readings, its driver's events.
 
-Every question stands by itself: what a device, a driver or a binding cannot tell is left out, asked another way where there is one, and said
-once. Only a device that is lost ends a reading, with that as its news.
+Each query is independent: what a device, a driver or a binding cannot provide is left out, asked in another way if there
+is one, and logged once. Only a lost device ends a reading, and then that is what the reading says.
 
     TotalEccErrors ──NOT_SUPPORTED──▶ FieldValues ──▶ by location ──▶ not known
 """
@@ -23,18 +23,18 @@ REASONS = {
     "power": 0x04 | 0x80,  # software power cap, hardware power brake
     "hardware": 0x08,
 }
-"""Bits of NVML's clock event reasons. Idleness, chosen application clocks and displays hold nothing down."""
+"""Bits of NVML's clock event reasons. Idleness, chosen application clocks and displays are left out: they hold nothing down."""
 
 UNSUPPORTED, FUNCTION_NOT_FOUND, TIMED_OUT, LOST, RESET_REQUIRED = 3, 13, 10, 15, 16
-"""Of NVML's error numbers."""
+"""Some of NVML's error numbers."""
 FOR_GOOD = (UNSUPPORTED, FUNCTION_NOT_FOUND, 25, 26)
-"""Not supported, no such function, another version of its argument, deprecated: asked once."""
+"""Error numbers after which a function is not called again: not supported, no such function, another version of its argument, deprecated."""
 XID_EVENT, DOUBLE_BIT_EVENT = 0x8, 0x2
 ANY_INSTANCE = 0xFFFFFFFF
-"""An event that is not of one MIG instance."""
+"""Instance number of an event that does not concern one MIG instance."""
 MAX_LINKS = 36
 MIN_WAIT_S = 0.5
-"""A library that does not wait must not keep a processor busy."""
+"""Seconds to wait at least: a library that does not wait by itself must not keep a processor busy."""
 MEMORY_V2 = 0x02000028
 OLDER_NAMES = {
     "nvmlInitWithFlags": ("nvmlInit_v2", "nvmlInit"),
@@ -42,7 +42,7 @@ OLDER_NAMES = {
     "nvmlDeviceGetHandleByIndex_v2": ("nvmlDeviceGetHandleByIndex",),
     "nvmlEventSetWait_v2": ("nvmlEventSetWait",),
 }
-"""Of functions that take the same arguments, or fill the beginning of the same struct."""
+"""Older names of functions that take the same arguments, or fill the beginning of the same struct."""
 
 FIELDS = {
     3: "ecc_corrected",
@@ -63,19 +63,19 @@ FIELDS = {
     160: "nvlink_ecc_errors",
     230: "reset_required",  # which of its ways to recovery the driver asks for; 0: none
 }
-"""Numbers of `nvmlDeviceGetFieldValues`, which newer drivers tell where their own functions are gone."""
+"""Field numbers of `nvmlDeviceGetFieldValues`, through which newer drivers report what their own functions no longer do."""
 STATES = ("reset_required", "page_retirement_pending", "row_remap_pending", "row_remap_failed")
 LINK_COUNTERS = {0: "nvlink_replays", 1: "nvlink_recoveries", 2: "nvlink_crc_errors", 4: "nvlink_ecc_errors"}
-"""Kinds of `nvmlDeviceGetNvLinkErrorCounter`."""
+"""Counter kinds of `nvmlDeviceGetNvLinkErrorCounter`."""
 ECC = {
     "ecc_corrected": (0, 0),
     "ecc_uncorrected": (1, 0),
     "ecc_corrected_lifetime": (0, 1),
     "ecc_uncorrected_lifetime": (1, 1),
 }
-"""(kind of error, since the driver was loaded or in the device's life)"""
+"""Counter -> (kind of error, 0 since the driver was loaded or 1 in the device's life)."""
 HELD = {"power_held_ns": 0, "thermal_held_ns": 1}
-"""Kinds of `nvmlDeviceGetViolationStatus`."""
+"""Counter -> kind of `nvmlDeviceGetViolationStatus`."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,37 +85,37 @@ class WantedDevice:
     """Which device the rank computes on."""
 
     uuid: str = ""
-    """As the rank said; empty: it has not said."""
+    """UUID as the rank said it; empty if it has not said."""
     local_rank: int = 0
     visible: str | None = None
-    """`CUDA_VISIBLE_DEVICES` or its like of another maker; None: not set."""
+    """`CUDA_VISIBLE_DEVICES` or another vendor's equivalent; None if not set."""
 
     @property
     def is_assumed(self) -> bool:
-        """Nobody said which one."""
+        """Whether the device is assumed from the local rank, because nothing says which one it is."""
         return not self.uuid and self.visible is None
 
     @property
     def place(self) -> int:
-        """Among those that are visible: a rank that sees but one has it, whichever its number."""
+        """Index among the visible devices: a rank that sees only one has that one, whatever its local rank."""
         return 0 if self.visible is not None and "," not in self.visible else self.local_rank
 
     @property
     def name(self) -> str:
-        """For a device that does not tell its own."""
+        """Name for a device that does not provide its own."""
         place = "the host" if self.visible is None else f"those visible ({self.visible})"
         return self.uuid or f"device {self.place} of {place}"
 
 
 class NoDeviceError(Exception):
-    """There is none, or it cannot be asked; the text says why."""
+    """Raised when there is no such device, or it cannot be asked; the text says why."""
 
 
 class NvmlReader:
-    """One device of NVIDIA's."""
+    """Reads one NVIDIA device."""
 
     def __init__(self, wanted: WantedDevice) -> None:
-        """Raises ImportError without the binding, `NoDeviceError` without library, driver or device."""
+        """Open the device; raise ImportError without the binding, `NoDeviceError` without library, driver or device."""
         self._wanted = wanted
         self._nvml: Any = importlib.import_module("pynvml")
         self._refused: set[str] = set()
@@ -136,7 +136,7 @@ class NvmlReader:
         _log_once(f"reads {self._identity['uuid']} through NVML")
 
     def read(self) -> Device:
-        """One look; raises `NoDeviceError` if nothing at all was told."""
+        """Read the device once; raise `NoDeviceError` if it answered no question at all."""
         if self._own is None:
             return Device(**self._identity, throttled_by=[], states=["lost"])
         self._is_lost = self._needs_reset = False
@@ -170,11 +170,11 @@ class NvmlReader:
 
     @property
     def is_reached(self) -> bool:
-        """It was there when it was looked for."""
+        """Whether the device could be opened when it was looked for."""
         return self._own is not None
 
     def wait(self, timeout_s: float) -> list[DeviceEvent] | None:
-        """What the driver reports within this time; None: this device reports nothing, or no more."""
+        """Return what the driver reports within this time; None if this device reports nothing, or nothing any more."""
         if self._whole is None:
             return None
         began_s = clock.monotonic_s()
@@ -185,19 +185,19 @@ class NvmlReader:
             return self._waited(error, timeout_s - (clock.monotonic_s() - began_s))
         is_ours = self._instance == ANY_INSTANCE or told.gpuInstanceId in {ANY_INSTANCE, self._instance}
         if not is_ours or told.eventType != XID_EVENT:
-            # A double-bit error is counted as well, and the counter is read.
+            # A double-bit error also moves a counter, which is read.
             return []
         known = {"uuid": self._identity["uuid"], "is_assumed": self._wanted.is_assumed}
         return [DeviceEvent(kind="xid", source="driver", xid=int(told.eventData), **known)]
 
     def _waited(self, error: Any, left_s: float) -> list[DeviceEvent] | None:
-        """Nothing came, or it cannot be waited for."""
+        """Handle a wait that gave no event: it timed out, or this device cannot be waited for (None)."""
         number = getattr(error, "value", FUNCTION_NOT_FOUND)
         if number in FOR_GOOD:
             _log_once(f"reports no events: {error}")
             return None
         if number != TIMED_OUT:
-            # The reading says that it is lost, if it is.
+            # If the device is lost, the next reading says so.
             _log_once(f"waiting for events: {error}")
         threading.Event().wait(max(0.0, min(left_s, MIN_WAIT_S) if number == TIMED_OUT else left_s))
         return []
@@ -215,7 +215,7 @@ class NvmlReader:
         return events
 
     def _ask(self, name: str, *arguments: Any, of: Any = None) -> Any:
-        """The answer to one question; None: it is not told."""
+        """Call one function for the device (or for `of`) and return its result; None if it is not available."""
         if name in self._refused or self._own is None:
             return None
         handle = of if of is not None else self._whole
@@ -224,7 +224,7 @@ class NvmlReader:
         except self._nvml.NVMLError as error:
             self._judge(name, error)
         except (AttributeError, TypeError, ValueError) as error:
-            # An older binding, one that takes other arguments, or text that is none.
+            # An older binding, one that takes other arguments, or text that cannot be decoded.
             self._refused.add(name)
             self._say(name, error)
         return None
@@ -264,7 +264,7 @@ class NvmlReader:
         except nvml.NVMLError as error:
             if error.value == LOST:
                 raise
-            # CUDA takes the beginning of a UUID, and a part of a device by its own or by its parent's (MIG-GPU-.../1/0).
+            # CUDA accepts the beginning of a UUID, and a part of a device by its own UUID or by its parent's (MIG-GPU-.../1/0).
             everything = list(self._all())
             there = [gpu for gpu in everything if gpu is not None]
             for handle in (*there, *(mig for gpu in there for mig in self._parts(gpu))):
@@ -276,12 +276,12 @@ class NvmlReader:
             raise
 
     def _visible(self) -> Iterator[Any]:
-        """As CUDA counts them: what follows a device that does not exist is not visible either. None: it is lost."""
+        """Yield the visible devices as CUDA counts them, None for a lost one; those after a device that does not exist are not visible."""
         text = self._wanted.visible
         if text is None:
             everything = list(self._all())
             parts = [part for gpu in everything if gpu is not None for part in self._parts(gpu)]
-            # Of parts a process sees one, unless it is told which.
+            # Of a device's parts (MIG), a process sees only one, unless it is told which.
             yield from parts[:1] or everything
             return
         for word in (part.strip() for part in text.split(",")):
@@ -302,7 +302,7 @@ class NvmlReader:
                 yield None
 
     def _by_instance(self, word: str) -> Any:
-        """`MIG-GPU-<uuid>/<instance>/<compute instance>`, as drivers before 470 name them."""
+        """Find a part by `MIG-GPU-<uuid>/<instance>/<compute instance>`, as drivers before 470 name it."""
         uuid, *numbers = word.removeprefix("MIG-").split("/")
         for part in self._parts(self._nvml.nvmlDeviceGetHandleByUUID(uuid)):
             found = (
@@ -339,13 +339,13 @@ class NvmlReader:
                 yield part
 
     def _ask_any(self, name: str, *arguments: Any) -> Any:
-        """Before there is a device of ours: what cannot be told is None."""
+        """Call one function before our device is known; None if it is not available."""
         with suppress(AttributeError, self._nvml.NVMLError):
             return getattr(self._nvml, name)(*arguments)
         return None
 
     def _parent(self) -> tuple[Any, int]:
-        """The whole device, and which instance of it is ours."""
+        """Return the whole device, and the number of the MIG instance that is ours."""
         is_part = self._ask_any("nvmlDeviceIsMigDeviceHandle", self._own)
         if not getattr(is_part, "value", is_part):
             return self._own, ANY_INSTANCE
@@ -368,22 +368,22 @@ class NvmlReader:
         return known
 
     def _reasons(self) -> int | None:
-        """Drivers and libraries before 2023 know the same bits under an older name."""
+        """Return the bits that say what holds the clock down; drivers and libraries before 2023 have them under an older name."""
         found = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         found = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if found is None else found
         return None if found is None else int(found)
 
     def _clock(self, name: str) -> float | None:
-        """Of the multiprocessors; else of the graphics, which is the same on most."""
+        """Return a clock of the multiprocessors, or else of the graphics, which is the same on most devices."""
         found = self._ask(name, 1)
         found = self._ask(name, 0) if found is None else found
         return None if found is None else float(found)
 
     def _memory(self) -> tuple[int | None, int | None]:
-        """Used and in all: of a part of a device its own."""
+        """Return the bytes used and the bytes in all, of our own part of the device."""
         found = self._ask("nvmlDeviceGetMemoryInfo", MEMORY_V2, of=self._own) if self._has_memory_v2 else None
         if "nvmlDeviceGetMemoryInfo" in self._refused and self._has_memory_v2:
-            # The binding has one function for both versions: the older one may still be told.
+            # The binding has one function for both versions: the older one may still work.
             self._has_memory_v2 = False
             self._refused.discard("nvmlDeviceGetMemoryInfo")
         if not self._has_memory_v2:
@@ -391,7 +391,7 @@ class NvmlReader:
         return (None, None) if found is None else (int(found.used), int(found.total))
 
     def _errors(self) -> tuple[dict[str, int], list[str]]:
-        """Counters, and what is wrong now."""
+        """Return the error counters, and the error states that hold now."""
         fields = self._fields()
         found: dict[str, int | None] = {name: self._ask_ecc(name, *kinds, fields) for name, kinds in ECC.items()}
         rows = self._ask("nvmlDeviceGetRemappedRows")
@@ -424,7 +424,7 @@ class NvmlReader:
         return None if all(one is None for one in places) else sum(one or 0 for one in places)
 
     def _fields(self) -> dict[str, int]:
-        """What there is of `FIELDS`; each has its own error."""
+        """Return those of `FIELDS` that could be read; each has its own error code."""
         told = self._ask("nvmlDeviceGetFieldValues", list(FIELDS))
         known = {}
         for one in told if told is not None else ():
@@ -435,7 +435,7 @@ class NvmlReader:
         return known
 
     def _links(self, known: dict[str, int]) -> dict[str, int]:
-        """How many NVLinks went down, and what was counted on the others where the fields did not say it."""
+        """Count how many NVLinks went down, and the errors on the others where the fields did not have them."""
         active = []
         for link in range(MAX_LINKS):
             is_active = self._ask_any("nvmlDeviceGetNvLinkState", self._whole, link)
@@ -454,7 +454,7 @@ class NvmlReader:
 
 
 def _initialise(nvml: ModuleType) -> None:
-    """The binding is told the older names of what this library has under no newer one."""
+    """Initialise NVML, and tell the binding the older names of functions that this library does not have under the newer ones."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -477,14 +477,14 @@ def _knows_older_names(nvml: ModuleType) -> bool:
 
 
 def _number(told: Any) -> int:
-    """A field's value, by its kind: a double, 32 bits, 64 bits, or signed."""
+    """Convert a field's value according to its type: a double, 32 bits, 64 bits, or signed."""
     parts: Sequence[str] = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     name = parts[told.valueType] if 0 <= told.valueType < len(parts) else "ullVal"
     return int(getattr(told.value, name))
 
 
 def address_of(bus_id: str | bytes) -> str:
-    """As the kernel writes it: `0000:3b:00.0` for NVML's `00000000:3B:00.0`."""
+    """Return a PCI address as the kernel writes it: `0000:3b:00.0` for NVML's `00000000:3B:00.0`."""
     text = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower()
     domain, colon, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}" if colon and domain else text

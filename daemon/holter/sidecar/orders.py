@@ -1,10 +1,10 @@
-"""Between the coordinator and the rank's halt agent: orders go down the socket, answers come up it.
+"""Passes messages between the coordinator and the rank's halt agent: orders go down the socket, answers come up it.
 
     coordinator --Halt--> here --Order--> rank
     coordinator <--Halting (urgent)-- here <--Halting-- rank
 
-A rank that cannot save for itself has left on its page how its step began; that is written here, for the ranks that save for it. And a rank
-that is lost (stopped, or with its interpreter's lock held) is killed here when the others leave.
+A rank that cannot save itself has left on its page how its step began; this module writes that to disk, for the ranks that
+save for it. And a rank that is lost (stopped, or with its interpreter's lock held) is killed here when the others leave.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from holter.records import Halting, Observation, Order
 from holter.sidecar.process import Process
 
 NOBODY = 2**52
-"""Number of a halt that no coordinator gave."""
+"""Number of a halt that was not ordered by a coordinator."""
 MAX_BYTES = 1 << 20
 WRITE_PATIENCE_S = 5.0
 
@@ -36,40 +36,40 @@ Tell = Callable[[Observation], None]
 
 
 class Orders:
-    """One rank's; in a running event loop."""
+    """Passes one rank's orders and answers on, in a running event loop."""
 
     def __init__(self, page: PageReader, process: Process, tell: Tell, is_heard: Callable[[], bool]) -> None:
         self.run_dir = ""
-        """Empty: not known, and nothing is saved."""
+        """The run directory; empty while it is not known, and then nothing is saved."""
         self._page = page
         self._process = process
         self._tell = tell
         self._is_heard = is_heard
-        """Whether a coordinator listens."""
+        """Returns whether a coordinator is connected."""
         self._line: socket.socket | None = None
         self._last: Observation | None = None
         self._written: set[int] = set()
-        """Halts for which the rank's rewinds were written, or are being."""
+        """Numbers of halts for which the rank's rewinds were written, or are being written."""
         self._unwritten: list[asyncio.Event] = []
 
     @property
     def is_standing(self) -> bool:
-        """The rank stands on purpose: it is not overdue."""
+        """Whether the rank stands on purpose and so is not overdue."""
         return self._state in ("held", "saving", "saved", "failed", "dying", "terminated")
 
     def listen(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-        """Hear the rank on this socket, until it is gone."""
+        """Listen to the rank on this socket until it is gone."""
         self._line = socket.socket(fileno=descriptor)
         self._line.setblocking(False)
         loop.add_reader(descriptor, self._readable, loop)
 
     def repeat(self) -> None:
-        """A coordinator has connected: where the rank stands is sent again."""
+        """Send the rank's last state again, because a coordinator has connected."""
         if self._last is not None:
             self._tell(self._last)
 
     def hear(self, order: Order) -> None:
-        """Pass an order of the coordinator's on to the rank."""
+        """Pass an order of the coordinator on to the rank, unless it is refused."""
         who = self._page.identity
         why = refusal(order, rank=who.rank, world_size=who.world_size, run_dir=self.run_dir)
         if why is None and order.kind in ("commit", "rescue") and not self.run_dir:
@@ -78,19 +78,19 @@ class Orders:
             logger.error("an order is not obeyed: %s", why)
             return
         logger.info("ordered: %s, halt %d, step %d", order.kind, order.halt, order.step)
-        # How the step of a snapshot began is long off the page: the rank writes it down itself.
+        # A snapshot's step began long ago and is no longer on the page: the rank itself writes how it began.
         if order.kind in ("commit", "rescue") and order.snapshot < 0 and order.halt not in self._written:
             self._written.add(order.halt)
             self._write_rewinds(order)
         if order.kind == "leave" and who.rank in order.lost:
-            # Of a halt that this very rank is part of: a former life's is none.
+            # Only in a halt that this process takes part in, not one from the rank's former life.
             if order.halt in self._written:
                 self._end_rank()
             return
         self._send(order)
 
     async def close(self) -> None:
-        """Wait until everything is written, or its time is over."""
+        """Wait until everything is written, at most `WRITE_PATIENCE_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITE_PATIENCE_S):
                 for written in self._unwritten:
@@ -136,11 +136,11 @@ class Orders:
         logger.info("the rank is %s (%s)", observation.body.state, observation.body.why)
         self._tell(observation)
         if observation.body.state in ("dying", "terminated") and not self._is_heard():
-            # Nobody will answer: it need not wait.
+            # There is no coordinator to answer, so the rank need not wait.
             self._send(Order(halt=NOBODY, kind="abort", step=observation.step))
 
     def _write_rewinds(self, order: Order) -> None:
-        """Write what the page holds, whole or not at all; in a thread, for a disk may hang."""
+        """Write the page's rewinds, atomically; in a thread, because a disk may hang."""
         path = Path(order.directory) / "ranks" / f"{self._page.identity.rank}.msgpack"
         content = msgspec.msgpack.encode(self._page.rewinds())
         loop, written = asyncio.get_running_loop(), asyncio.Event()
@@ -152,7 +152,7 @@ class Orders:
                 write_whole(path, content)
             except OSError as error:
                 failure = error.strerror or str(error)
-            # The loop may have ended: a disk can hang for longer than anybody waits.
+            # The loop may have ended, because a disk can hang for longer than anybody waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._on_written, order, failure)
                 loop.call_soon_threadsafe(written.set)

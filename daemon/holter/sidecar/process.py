@@ -1,9 +1,9 @@
-"""The rank's process from outside: what it does while it lives, and how it ended.
+"""Observes the rank's process from outside: what it does while it lives, and how it ended.
 
-A look costs some tens of microseconds: files of /proc that are held open, and read again.
+One look costs some tens of microseconds, because files of /proc are held open and read again.
 
-An exit code belongs to the parent. We read it where the kernel shows it to others: from the zombie in /proc until the parent reaps
-it, and from the pidfd afterwards (Linux 6.15 and newer).
+Only the parent gets an exit code. We read it where the kernel shows it to others: from the zombie in /proc until the parent
+reaps it, and from the pidfd afterwards (Linux 6.15 and newer).
 """
 
 import fcntl
@@ -25,10 +25,10 @@ _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 _STAT_USER, _STAT_SYSTEM = 11, 12
 _STAT_STARTED = 19
 _STAT_EXIT_CODE = 49
-"""Fields of /proc/PID/stat counted from the one after the command's name."""
+"""Indices into the fields of /proc/PID/stat, counted from the one after the command's name."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SHARE_OVER_S = 0.9
-"""The share of a processor is measured over at least so long."""
+"""Seconds over which the share of a processor is measured at least."""
 _MAX_LOOKS = 16
 State = Literal["running", "sleeping", "uninterruptible", "stopped", "traced", "frozen", "zombie", "gone", "unknown"]
 _STATES: dict[str, State] = {
@@ -47,36 +47,36 @@ _BYTES = 4096
 
 @dataclass(frozen=True)
 class ProcessEnding:
-    """How a process ended; both None: nobody could say."""
+    """How a process ended; both fields are None if that is unknown."""
 
     exit_code: int | None
     signal: int | None
 
     @classmethod
     def from_status(cls, status: int) -> "ProcessEnding":
-        """From a wait status."""
+        """Make it from a wait status."""
         signal = status & 0x7F
         return cls(None, signal) if signal else cls(status >> 8 & 0xFF, None)
 
 
 class Process:
-    """A process that is not our child, held by a file descriptor so that its number cannot be taken for another's."""
+    """A process that is not our child, held by a file descriptor so that a reused pid is not mistaken for it."""
 
     def __init__(self, pid: int, started_ticks: int) -> None:
         self.pid = pid
         self.pidfd = _hold(pid, started_ticks)
-        """-1: it ended before we came, and what it left on the page is all there is."""
+        """-1 if it had ended before we came; then only its page can be read."""
         self._oom_events = _oom_file(pid)
         self._num_oom = _oom_count(self._oom_events)
         self._files = {name: CachedFile(f"/proc/{pid}/{name}") for name in ("stat", "wchan", "schedstat", "cgroup")}
         self._pressure = Pressure()
         self._cpu: deque[tuple[float, float]] = deque(maxlen=_MAX_LOOKS)
         self._still: tuple[str, str] | None = None
-        """Identifies the present standstill of the main thread."""
+        """Identifies the present standstill of the main thread; None if it is not standing still."""
         self._still_since_s = 0.0
 
     def look(self, now_s: float) -> ProcessState:
-        """What the main thread does now, and what all threads have used so far."""
+        """Return what the main thread does now, and the processor time that all threads have used so far."""
         fields = _fields(self._files["stat"].read()) if self.pidfd >= 0 else None
         if fields is None:
             return ProcessState(state="gone", cpu_s=self._cpu[-1][1] if self._cpu else 0.0, cpu_share=math.nan)
@@ -95,7 +95,7 @@ class Process:
         )
 
     def _share(self, now_s: float, cpu_s: float) -> float:
-        """Share of a processor since the newest look that is old enough."""
+        """Return the share of a processor since the newest look that is old enough; nan if there is none."""
         before = next(((at_s, then_s) for at_s, then_s in reversed(self._cpu) if now_s - at_s >= _SHARE_OVER_S), None)
         self._cpu.append((now_s, cpu_s))
         return (cpu_s - before[1]) / (now_s - before[0]) if before is not None else math.nan
@@ -105,7 +105,7 @@ class Process:
             case "stopped" | "traced" | "frozen":
                 still = ("halted", "")
             case "uninterruptible":
-                # A thread that reads a slow disk is asleep at every look; in one sleep it is if it has not run in between.
+                # A thread that reads a slow disk sleeps at every look; it is still the same sleep only if it has not run in between.
                 still = ("asleep", self._files["schedstat"].read())
             case _:
                 self._still = None
@@ -115,14 +115,14 @@ class Process:
         return now_s - self._still_since_s
 
     def ending(self) -> ProcessEnding | None:
-        """How it ended, as far as the kernel tells now; None: alive, or not yet to be known."""
+        """Return how it ended, as far as the kernel shows now; None if it is alive or that is not known yet."""
         status = self._status_of_zombie() if self.pidfd >= 0 else None
         if status is None:
             status = self._status_after_reaping()
         return None if status is None else ProcessEnding.from_status(status)
 
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel ended a process of the rank's group for memory since we began to watch."""
+        """Whether the kernel killed a process of the rank's control group for lack of memory since this watch began."""
         return _oom_count(self._oom_events) > self._num_oom
 
     def _status_of_zombie(self) -> int | None:
@@ -147,14 +147,14 @@ def _hold(pid: int, started_ticks: int) -> int:
     except ProcessLookupError:
         return -1
     if started_ticks and (fields := _stat(pid)) and int(fields[_STAT_STARTED]) != started_ticks:
-        # The number is another process's by now.
+        # The pid belongs to another process by now.
         os.close(descriptor)
         return -1
     return descriptor
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where /proc does not say."""
+    """Return when a process started, in clock ticks since boot; 0 if /proc does not say."""
     fields = _stat(pid)
     return int(fields[_STAT_STARTED]) if fields else 0
 
@@ -189,7 +189,7 @@ def _oom_count(events: Path | None) -> int:
 
 
 class CachedFile:
-    """A small file of the kernel's that is held open and read from its beginning every time."""
+    """A small file of the kernel that is held open and read from its beginning every time."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -198,7 +198,7 @@ class CachedFile:
             self._fd = -1
 
     def read(self) -> str:
-        """What it says now; empty where it cannot be read, or what it told of is gone."""
+        """Return its present content; empty if it cannot be read, or its subject is gone."""
         if self._fd < 0:
             return ""
         try:
@@ -212,19 +212,19 @@ class CachedFile:
 
 
 class Pressure:
-    """Of the host, as the kernel measures it; a kernel that does not measures nothing."""
+    """The host's pressure as the kernel measures it; empty on a kernel that does not."""
 
     def __init__(self) -> None:
         self._files = {name: CachedFile(f"/proc/pressure/{name}") for name in ("cpu", "memory", "io")}
 
     def read(self) -> dict[str, float]:
-        """Share of the last ten seconds in which some task waited, 0 to 1."""
+        """Return the share of the last ten seconds in which some task waited, 0 to 1, by resource."""
         found = {name: _some_avg10(file.read()) for name, file in self._files.items()}
         return {name: share for name, share in found.items() if share is not None}
 
 
 def cgroup_files(membership: str, name: str, controller: str = "") -> Iterator[Path]:
-    """Where a file of a process's control group may lie, by its /proc/PID/cgroup: version 2, alone or beside version 1."""
+    """Yield where a file of a process's control group may lie, from its /proc/PID/cgroup: version 2, alone or beside version 1."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "-", "")
         if controllers == controller == "":
@@ -235,7 +235,7 @@ def cgroup_files(membership: str, name: str, controller: str = "") -> Iterator[P
 
 
 def is_frozen(membership: str) -> bool:
-    """Whether the process's control group is frozen, itself or by one above it."""
+    """Whether the process's control group is frozen, by itself or through one above it."""
     events = _first(cgroup_files(membership, "cgroup.events"))
     if "frozen 1" in events.splitlines():
         return True
@@ -243,7 +243,7 @@ def is_frozen(membership: str) -> bool:
 
 
 def _first(paths: Iterator[Path]) -> str:
-    """The text of the first that there is."""
+    """Return the text of the first file that exists; empty if none does."""
     for path in paths:
         try:
             return path.read_text(encoding="utf-8")
@@ -253,6 +253,6 @@ def _first(paths: Iterator[Path]) -> str:
 
 
 def _some_avg10(text: str) -> float | None:
-    """From `some avg10=1.39 avg60=…`."""
+    """Read the share from `some avg10=1.39 avg60=…`."""
     _, found, rest = text.partition("some avg10=")
     return float(rest.split(maxsplit=1)[0]) / 100 if found else None

@@ -1,23 +1,25 @@
-"""Whether the rank moves on, and how long it may stay where it is: heartbeat, process state and time -> Overdue, or nothing new.
+"""Decides whether the rank makes progress, and how long it may stay where it is: heartbeat, process state and time -> Overdue, or nothing new.
 
-    moving ──suspect──▶ suspect ──deadline──▶ overdue        each is said once for one standstill
+    moving ──suspect──▶ suspect ──deadline──▶ overdue        each is reported once per standstill
        ◀───────────────moved──────────────────┘
 
-A process that is stopped, traced or frozen needs no learning: it is suspect after a second and overdue after three, whatever it was
-doing; and that time is not held against the phase it was in. Nor is the time in which this sidecar itself was not let
-run: on a machine that stood still, the rank did too. Nothing is said before the first beat, nor once the process has ended.
+For a process that is stopped, traced or frozen nothing is learned: it is suspect after a second and overdue after three,
+whatever it was doing, and that time does not count for its phase. Neither does time in which this sidecar itself could not
+run: on a machine that stood still, the rank stood still too. Nothing is reported before the first heartbeat, nor after the
+process has ended.
 
 The deadline of a phase is learned from the waits that ended well (`Deadlines`; the numbers are in `holter.patience`):
 
     before the first step     half an hour: data sets are prepared, models are loaded, often by one rank while the others wait
     first steps               600 s: compiling, caches, the first contact with every library
     kernels are compiled      as in the first steps: a thread in the rank does that once, on a node that never did, and takes turns with the training
-    a phase not seen yet      patient: as long as its like may take, a checkpoint by the bytes it has to write
+    a phase not seen yet      long: as long as such a phase may take; for a checkpoint, by the bytes it has to write
     afterwards                3 x the longest wait + 1 s, not below a floor, not above a ceiling
-    a longer wait was healthy then half as much again, ceiling or not: what went well once is no alarm the second time
+    a longer wait was healthy then half as much again, even above the ceiling: what went well once is no alarm the second time
 
-The longest wait is forgotten slowly, so that one odd wait blinds nobody for ever. Every wait that ended in progress is learned, a
-suspicion that was wrong above all. Time is an argument: seconds of any clock that never goes back.
+The longest wait is forgotten slowly, so that one odd wait does not hide later standstills for ever. Every wait that ended
+in progress is learned, above all one that was wrongly suspected. Time is an argument: seconds of any clock that never goes
+back.
 """
 
 import math
@@ -34,9 +36,9 @@ from holter.records import Census, Overdue, Phase, ProcessState, StepDone
 SETUP = (Phase.ATTACH, Phase.OTHER)
 _PHASES = {phase.name.lower(): phase for phase in Phase}
 LATE_S = 1.0
-"""A look that comes so long after the one before says that we were not let run."""
+"""Seconds: if the previous look was longer ago than this, the sidecar itself could not run."""
 ASLEEP_S = 10.0
-"""One that comes so long after says that the machine stood still."""
+"""Seconds: if it was longer ago than this, the whole machine stood still."""
 HALTED = frozenset({"stopped", "traced", "frozen"})
 ENDED = frozenset({"zombie", "gone"})
 Tier = Literal["suspect", "overdue"]
@@ -45,7 +47,7 @@ _LEVEL: dict[Tier | None, int] = {None: 0, "suspect": 1, "overdue": 2}
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a phase is allowed now, and why."""
+    """How long a phase may last now, and why."""
 
     suspect_s: float
     deadline_s: float
@@ -53,23 +55,23 @@ class Allowance:
 
 
 class Waits:
-    """The waits in one phase, as far as they matter: how many, and the longest, slowly forgotten."""
+    """What is remembered of the waits in one phase: how many there were, and the longest, which is slowly forgotten."""
 
     def __init__(self) -> None:
         self.num_seen = 0
         self.num_told = 0
-        """As the rank counted them itself: a look every 50 ms misses the short ones."""
+        """Number of waits as the rank counted them itself: a look every 50 ms misses the short ones."""
         self.steps: set[int] = set()
-        """The first two steps in which there was one."""
+        """The first two steps in which there was a wait."""
         self._longest_s, self._at_s = 0.0, 0.0
 
     @property
     def num(self) -> int:
-        """How many there were at least."""
+        """Number of waits that there were at least."""
         return max(self.num_seen, self.num_told)
 
     def learn(self, wait_s: float, step: int, now_s: float) -> None:
-        """One that ended in progress."""
+        """Take in a wait that ended in progress."""
         if len(self.steps) < 2:  # noqa: PLR2004 - the first two
             self.steps.add(step)
         wait_s = min(max(wait_s, 0.0), patience.LONGEST_S)
@@ -77,18 +79,18 @@ class Waits:
             self._longest_s, self._at_s = wait_s, now_s
 
     def longest_s(self, now_s: float) -> float:
-        """As of now."""
+        """Return the longest wait, reduced by its age."""
         half_life_s = max(patience.HALF_LIFE_S, patience.HALF_LIVES * self._longest_s)
         return float(self._longest_s * 0.5 ** (max(0.0, now_s - self._at_s) / half_life_s))
 
 
 class Deadlines:
-    """Learns from beats, from the rank's own account of its steps, and from its census."""
+    """Learns how long each phase may last, from heartbeats, from the rank's own account of its steps, and from its census."""
 
     def __init__(self) -> None:
         self._waits = {phase: Waits() for phase in Phase}
         self._first_waits = {phase: Waits() for phase in Phase}
-        """Of the first steps, where the phase has a one-off; counts until others were seen."""
+        """Waits of the first steps, for phases with a one-off cost; they count until other waits were seen."""
         self._first_step: int | None = None
         self._num_steps = 0
         self._num_bytes: dict[tuple[int, int], int] = {}
@@ -97,22 +99,22 @@ class Deadlines:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps that were completed while we watched."""
+        """Number of optimizer steps completed while we watched."""
         return self._num_steps
 
     @property
     def has_evaluated(self) -> bool:
-        """An evaluation was seen to its end: there was another one."""
+        """Whether an evaluation has been seen to its end, which shows when another one follows."""
         return len(self._waits[Phase.EVALUATION].steps) > 1
 
     def learn_wait(self, phase: Phase, step: int, wait_s: float, now_s: float) -> None:
-        """Two beats lay so far apart; the older one said this phase and this step."""
+        """Learn that two heartbeats were this far apart; the older one was in this phase and step."""
         waits = self._of(phase, step)
         waits.num_seen += 1
         waits.learn(wait_s, step, now_s)
 
     def learn_step(self, step: int, done: StepDone, now_s: float) -> None:
-        """What the rank says of a whole step: that a phase was there, and how long at least, for each micro-step."""
+        """Learn from the rank's report of a whole step which phases it had, and how long each lasted at least per micro-step."""
         self.reach_step(step + 1)
         num = max(1, done.micro_steps)
         for name, seconds in done.phase_seconds.items():
@@ -124,13 +126,13 @@ class Deadlines:
             waits.learn(seconds / num, step, now_s)
 
     def reach_step(self, step: int) -> None:
-        """The rank is at this step now."""
+        """Note that the rank is at this step now."""
         if self._first_step is None:
             self._first_step = step
         self._num_steps = max(self._num_steps, step - self._first_step)
 
     def learn_census(self, census: Census) -> None:
-        """How many bytes a checkpoint has at least."""
+        """Learn how many bytes a checkpoint has at least."""
         if census.part == 0:
             self._num_bytes = {key: num for key, num in self._num_bytes.items() if key[0] != census.model}
         self._num_bytes[census.model, census.part] = sum(
@@ -138,15 +140,15 @@ class Deadlines:
         )
 
     def learn_preparing(self, now_s: float, *, is_over: bool) -> None:
-        """A thread of ours in the rank compiles kernels, and takes turns with the training."""
+        """Note that a thread of ours in the rank begins or ends compiling kernels, which takes turns with the training."""
         self._preparing_since_s = None if is_over else now_s
 
     def learn_farewell(self) -> None:
-        """The rank said its last words."""
+        """Note that the rank has sent its farewell."""
         self._is_ending = True
 
     def allowed(self, phase: Phase, now_s: float) -> Allowance:
-        """For staying in this phase."""
+        """Return how long the rank may stay in this phase."""
         waits = self._relevant(phase)
         longest_s = waits.longest_s(now_s)
         least_s, text = self._least(phase, waits, longest_s)
@@ -168,11 +170,11 @@ class Deadlines:
 
     @property
     def num_bytes(self) -> int:
-        """Of all parameters that the rank's census names."""
+        """Bytes of all parameters in the rank's census."""
         return sum(self._num_bytes.values())
 
     def _least(self, phase: Phase, waits: Waits, longest_s: float) -> tuple[float, str]:
-        """What is allowed whatever was learned, and what the allowance rests on."""
+        """Return the seconds that are allowed whatever was learned, and the reason for the allowance."""
         name = phase.name.lower()
         if self._is_ending:
             return patience.ENDING_S, "its interpreter is ending"
@@ -202,7 +204,7 @@ class Deadlines:
 
     def _is_known(self, phase: Phase, waits: Waits) -> bool:
         if phase is Phase.CHECKPOINT and len(waits.steps) < 2:  # noqa: PLR2004 - the first has an end once there is a second
-            # A checkpoint is many saves, the small ones often first: one whole must have been seen.
+            # A checkpoint is many saves, often the small ones first, so one whole checkpoint must have been seen.
             return False
         return waits.num >= patience.PHASES[phase].num_enough
 
@@ -219,29 +221,29 @@ def _count(num: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """As one says it: `0.06 s`, `6 s`, `91 s`."""
+    """Format seconds for people: `0.06 s`, `6 s`, `91 s`."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"  # noqa: PLR2004
 
 
 def _dtype_bytes(dtype: str) -> int:
-    """From the name: `bfloat16` has 2, `float8_e4m3fn` has 1, `bool` has 1."""
+    """Return the bytes per element, from the name: `bfloat16` has 2, `float8_e4m3fn` has 1, `bool` has 1."""
     found = re.search(r"\d+", dtype)
     return max(1, int(found[0]) // 8) if found else 1
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The tier that holds now, after how many seconds it began, and why."""
+    """The tier that holds now, the seconds after which it began, and why."""
 
     tier: Tier | None
     deadline_s: float
     because: str
     is_of_process: bool = False
-    """Of the process's state, not of the phase."""
+    """Whether it is about the process's state, not the phase."""
 
 
 class ProgressWatch:
-    """Looks every few milliseconds; keeps what was said of the present standstill."""
+    """Watches one rank, at a look every few milliseconds; remembers what it reported of the present standstill."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -249,18 +251,18 @@ class ProgressWatch:
         self._since_s = 0.0
         self._looked_s: float | None = None
         self._late_s = 0.0
-        """Of the present standstill: when we were not let run."""
+        """Seconds of the present standstill in which the sidecar could not run."""
         self._halted_s = 0.0
-        """Of the present standstill: when the process was not let run."""
+        """Seconds of the present standstill in which the process could not run."""
         self._said: Overdue | None = None
         self._moved_on: Overdue | None = None
-        """The last end of a standstill that was reported."""
+        """The end of the last standstill that was reported."""
         self._is_of_process = False
-        """Whether what was last reported is about the process, not about the phase."""
+        """Whether the last report is about the process, not the phase."""
 
     @property
     def beat(self) -> PageHeartbeat | None:
-        """Where the rank was last seen."""
+        """The last heartbeat seen."""
         return self._beat
 
     @property
@@ -269,16 +271,16 @@ class ProgressWatch:
         return self._tier is not None
 
     def waited_s(self, now_s: float) -> float:
-        """Since the rank last moved on, as far as we were awake."""
+        """Seconds since the rank last moved on, without time in which the sidecar could not run."""
         return max(0.0, now_s - self._since_s - self._late_s) if self._beat is not None else 0.0
 
     def look(self, beat: PageHeartbeat | None, process: ProcessState | None, now_s: float) -> Overdue | None:
-        """What is new; `process` as it was last looked at."""
+        """Return what is new; `process` is from its last look, which may be older."""
         since_look_s = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
         state = process.state if process is not None else "unknown"
         if since_look_s > LATE_S:
-            # On a crowded machine one may be late every time, and is not to be blind for that.
+            # On a crowded machine every look may be late; the sidecar must still notice a standstill.
             self._late_s += since_look_s - (LATE_S if since_look_s < ASLEEP_S else 0.0)
         elif state in HALTED:
             self._halted_s += since_look_s
@@ -293,13 +295,13 @@ class ProgressWatch:
         return self._say(verdict, now_s)
 
     def again(self, now_s: float) -> Overdue | None:
-        """What holds now, for somebody who may have missed it: the present standstill, or that the last one is over."""
+        """Return what holds now, for a receiver that may have missed it: the present standstill, or that the last one is over."""
         if self._said is None:
             return self._moved_on
         return msgspec.structs.replace(self._said, waited_s=self.waited_s(now_s))
 
     def _move(self, beat: PageHeartbeat, now_s: float) -> Overdue | None:
-        """A new beat: the wait before it is learned, in the phase of the older beat."""
+        """Take in a new heartbeat: learn the wait before it, for the phase of the older heartbeat."""
         self._deadlines.reach_step(beat.step)
         moved = None
         if self._beat is not None:
@@ -312,7 +314,7 @@ class ProgressWatch:
 
     def _say(self, verdict: _Verdict, now_s: float) -> Overdue | None:
         if verdict.tier is None:
-            # It was stopped and is no longer: what it does now is a matter of its phase.
+            # It was stopped and no longer is; from now on its phase decides.
             return self._moved(
                 now_s, "its process runs again" if self._is_of_process else "more time is allowed by now"
             )

@@ -1,12 +1,13 @@
-"""Watches one rank: its progress, its process, its device and its recorder; tells what is new.
+"""Watches one rank: its progress, its process, its device and its recorder; reports what is new.
 
 every turn      heartbeat ─▶ watch ─▶ Overdue, at once
 twice a second  /proc ─▶ process state, for the watch; the device's readings
 now and then    recorder ─▶ copy ─▶ Traffic
-when asked      Examine ─▶ Exam; a crash and the end of the rank ask by themselves
+when asked      Examine ─▶ Exam; also made without being asked when the rank crashes or ends
 
-A rank that crashes says so on a socket (the other half is `rank/csrc/crash_notice.c`), and waits a second and a half for our answer
-before it dies: it is looked at while all its other threads still run, and then acknowledged, so that it waits no longer than it must.
+A rank that crashes says so on a socket (the other half is `rank/csrc/crash_notice.c`), and waits up to a second and a half
+for our answer before it dies: it is examined while all its other threads still run, and then acknowledged, so that it waits
+no longer than it must.
 """
 
 import asyncio
@@ -49,18 +50,18 @@ from holter.sidecar.state import RankState
 
 LOOK_S = 0.5
 MAX_EXAMS = 8
-"""Under way at the same time."""
+"""Number of exams that may be under way at the same time."""
 PEERS_S = 0.6
-"""A crashing rank is kept alive so long while its peers are looked at; it waits 1.5 s at most."""
+"""Seconds for which a crashing rank is kept alive while its peers are examined; it waits 1.5 s at most."""
 EXAM_PATIENCE_S = 2.0
-"""For exams that are under way when the rank ends."""
+"""Seconds to wait for exams that are under way when the rank ends."""
 
 logger = logging.getLogger(__name__)
 _WORD = struct.Struct("=ii")
 
 
 class RankWatcher:
-    """Follows one rank; `tell` gets what is new, and whether it is urgent."""
+    """Follows one rank; `tell` is called with each new record, and whether it is urgent."""
 
     def __init__(  # noqa: PLR0913 - what it watches, and with what
         self,
@@ -75,7 +76,7 @@ class RankWatcher:
         self._process = process
         self._tell = tell
         self._clock_error = clock_error
-        """(offset, error) of this host's clock against the coordinator's, nanoseconds."""
+        """Returns (offset, error) of this host's clock against the coordinator's, in nanoseconds."""
         self._deadlines = Deadlines()
         self._watch = ProgressWatch(self._deadlines)
         self._examiner = Examiner(who.rank, who.world_size, process, self._watch, state)
@@ -87,13 +88,13 @@ class RankWatcher:
         self._copies: Copies | None = None
         self._has_stepped = False
         self._num_left = 0
-        """Calls that only the last copy holds, which the rank itself left."""
+        """Number of calls that are only in the last copy, which the rank itself left."""
         self._crashes: CrashListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._exams: set[asyncio.Task[None]] = set()
 
     def start(self, recorder: str, crash_fd: int) -> None:
-        """Begin to copy the recorder that listens at this path, and to listen for a crash; in a running event loop."""
+        """Begin to copy the recorder that listens at this path, and to listen for a crash; needs a running event loop."""
         if recorder:
             self._recorder = Recorder(recorder)
             self._copies = Copies(self._recorder, self._on_copy, lambda: clock.wall_ns() + self._clock_error()[0])
@@ -105,22 +106,22 @@ class RankWatcher:
 
     @property
     def is_standing(self) -> bool:
-        """The rank does not move on, as far as the watch can tell."""
+        """Whether the rank is reported as not moving on."""
         return self._watch.is_standing
 
     @property
     def device(self) -> Device | None:
-        """Its last reading."""
+        """The device's last reading."""
         return self._devices.latest
 
     def learn(self, observation: Observation) -> None:
-        """What the rank says of itself."""
+        """Take in what the rank reports about itself."""
         match observation.body:
             case StepDone() as done:
                 self._devices.assume()
                 self._deadlines.learn_step(observation.step, done, clock.monotonic_s())
                 if self._copies is not None and not self._has_stepped:
-                    # The first copy was of calls that set the job up; a rank that is killed young has no other.
+                    # The first copy had the calls of the setup; a rank that is killed soon after would leave no other.
                     self._has_stepped = True
                     self._spawn(self._copies.now(), "copy after the first step", self._tasks)
             case Census() as census:
@@ -136,7 +137,7 @@ class RankWatcher:
         self._traffic.learn(observation)
 
     def look(self, beat: PageHeartbeat | None, *, is_excused: bool = False) -> None:
-        """One turn; a rank that stands because it was told to is not overdue."""
+        """Take one turn; a rank that stands because it was ordered to is excused from being overdue."""
         now_s = clock.monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s, self._seen = now_s, self._examiner.look(now_s) or self._seen
@@ -150,22 +151,22 @@ class RankWatcher:
                 self._spawn(self._copies.now(), "copy on suspicion", self._tasks)
 
     def repeat(self) -> None:
-        """A coordinator has connected, perhaps again: what was on its way may be lost."""
+        """Report the present standstill again, because a coordinator has connected and may have missed it."""
         standing = self._watch.again(clock.monotonic_s())
         if standing is not None:
             self._tell(standing, True)
 
     def examine(self, asked_ns: int, depth: ExamDepth) -> None:
-        """Look at the rank in the background, and tell."""
+        """Examine the rank in the background and report the result."""
         if len(self._exams) < MAX_EXAMS:
             self._spawn(self._answer(asked_ns, depth, "asked"), "exam", self._exams)
         else:
             logger.warning("%d examinations are under way: another one is not made", MAX_EXAMS)
 
     async def last_words(self, *, is_orderly: bool) -> None:
-        """The rank has ended: what is known of it is told, and nothing is asked any more."""
+        """Report what is known of a rank that has ended, without asking it anything."""
         if self._exams:
-            # What is asked of a dead process fails at once.
+            # Questions to a dead process fail at once.
             await asyncio.wait(self._exams, timeout=EXAM_PATIENCE_S)
         left = self._exams | self._tasks
         for task in left:
@@ -182,12 +183,12 @@ class RankWatcher:
         self._tell(self.of_the_dead(0, is_orderly=is_orderly), True)
 
     async def look_at_its_device(self) -> None:
-        """The rank is dead, and everybody knows it by now: perhaps its device is to blame."""
+        """Report errors of the dead rank's device, which may be the cause; called when the death itself has been reported."""
         for news in await self._devices.after_the_end(clock.monotonic_s):
             self._tell(news, True)
 
     def hear_last_calls(self, left: LastCalls, at_ns: int) -> None:
-        """The rank is about to end, knows it, and has left what its recorder held."""
+        """Take in the copy of its recorder that a rank left before its end."""
         try:
             flight = from_json(left.dump, at_ns)
             flight = flight if self._recorder is None else self._recorder.host_clock.of_run(flight)
@@ -201,7 +202,7 @@ class RankWatcher:
             self._copies.keep(flight)
 
     def of_the_dead(self, asked_ns: int, *, is_orderly: bool = False) -> Exam:
-        """What is left of a rank that has ended."""
+        """Return the exam of a rank that has ended."""
         return self._examiner.of_the_dead(asked_ns, self._num_left if is_orderly else None)
 
     def _on_copy(self, flight: Flight) -> None:
@@ -216,10 +217,10 @@ class RankWatcher:
         self._spawn(self._examine_crash(), "exam of a crash", self._exams)
 
     async def _examine_crash(self) -> None:
-        """The rank waits until we have looked."""
+        """Examine a crashing rank, which waits until this is done."""
         try:
             await self._answer(0, "quick", "last_breath")
-            # Its peers are looked at meanwhile: when it is gone, they fall too, and what they called falls with them.
+            # Its peers are examined meanwhile: when it is gone they fail too, and with them what they had called.
             await asyncio.sleep(PEERS_S)
         finally:
             if self._crashes is not None:
@@ -245,11 +246,11 @@ class CrashingRank:
 
     signal: int
     thread: int
-    """Its number in the kernel."""
+    """The thread's id in the kernel."""
 
 
 class CrashListener:
-    """The sidecar's end of the socket on which a rank says that it crashes."""
+    """The sidecar's end of the socket on which a rank reports a crash."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -257,19 +258,19 @@ class CrashListener:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self, loop: asyncio.AbstractEventLoop, on_crash: Callable[[CrashingRank], None]) -> None:
-        """Call back for each crash, until the rank is gone."""
+        """Call `on_crash` for each crash, until the rank is gone."""
         os.set_blocking(self._descriptor, False)
         self._loop = loop
         loop.add_reader(self._descriptor, self._readable, on_crash)
 
     def acknowledge(self) -> None:
-        """The rank may go."""
-        # A rank that is gone, or has waited long enough, needs no answer.
+        """Let the crashing rank go."""
+        # A rank that is gone or has waited long enough needs no answer.
         with contextlib.suppress(OSError):
             os.write(self._descriptor, b"!")
 
     def close(self) -> None:
-        """Hang up: a crash from now on waits for nobody."""
+        """Close the socket: a crash from now on waits for nobody."""
         if self._descriptor < 0:
             return
         if self._loop is not None:

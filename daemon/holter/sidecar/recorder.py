@@ -1,22 +1,25 @@
-"""A rank's Flight Recorder, from outside: ask it, copy it now and then, and tell what is new in a copy.
+"""Reads a rank's Flight Recorder from outside: asks it, copies it now and then, and reports what is new in a copy.
 
-`Recorder` asks over a unix socket of the rank, each question with a deadline. `flight` is answered by native threads and so by a rank whose
-main thread hangs or holds the interpreter lock; `is_lock_free` asks what only the interpreter can answer. A stopped rank answers neither.
+`Recorder` asks through a unix socket of the rank, each question with a deadline. `flight` is answered by native threads and
+therefore even by a rank whose main thread hangs or holds the interpreter lock; `is_lock_free` asks what only the
+interpreter can answer. A stopped rank answers neither.
 
-`Copies` keeps the newest copy, so that a rank that is killed leaves its last collectives behind. A copy costs a thread of the rank some
-time, more the more calls the recorder holds: 64 ms for 2,000. The interval is 250 times that and more, 0.4 % of one core at that price: the
-next power of two, from half a second to sixteen. A rank that does not answer is asked less and less often.
+`Copies` keeps the newest copy, so that the last collectives of a rank that is killed are known. A copy costs a thread of the
+rank some time, more if the recorder holds more calls: 64 ms for 2,000. The interval is at least 250 times that, 0.4 % of
+one core: the next power of two, from half a second to sixteen. A rank that does not answer is asked less and less often.
 
     rank 0, every 8 s    0 . . . . . . . 8 . . . . . . . 16
     rank 1, every 16 s   0 . . . . . . . . . . . . . . . 16     by the coordinator's clock
 
-Calls of two ranks can be compared only where both told them, and the recorder of a busy job holds a few seconds. So copies are made
-when the common clock shows a multiple of the interval: what one rank has, every rank has that copies as often or more often.
+Calls of two ranks can be compared only if both reported them, and the recorder of a busy job holds a few seconds. So copies
+are made when the common clock shows a multiple of the interval: what one rank has is also in the copies of every rank that
+copies as often or more often.
 
-`TrafficLog` tells what is new, small enough to be sent: when the collectives of each step were entered, and digests of runs of calls.
-Ranks do not arrange which calls they tell, so the numbers themselves decide: of a step's calls, those whose sequence number is a multiple of
-1, 2, 4, ... until few enough remain; of many steps, those whose number is. What one rank tells at a coarser rate, another tells at a finer
-one too. A call belongs to the step that ended next after it.
+`TrafficLog` reports what is new in a small record: when the collectives of each step were entered, and digests of runs of
+calls. Ranks do not agree beforehand on which calls to report, so the numbers themselves decide: of a step's calls, those
+whose sequence number is a multiple of 1, 2, 4, ... until few enough remain; of many steps, the same by the step's number.
+What one rank reports at a coarser rate, another reports at a finer one too. A call belongs to the step that ended next
+after it.
 """
 
 import asyncio
@@ -43,47 +46,50 @@ from holter.records import Call, CallBlock, Flight, Observation, StepCalls, Step
 from holter.sidecar.host_clock import HostClock
 
 MAX_BYTES = 64 << 20
-"""Some 130,000 calls; a recorder of more is set so by hand."""
+"""The largest copy that is read: some 130,000 calls. A larger recorder must have been configured by hand."""
 COSTS_KEPT = 4
 QUESTION_PATIENCE_S = 3600.0
 _PYTHON_SOCKET = "python"
-"""As `rank.flight_server` names it: a thread of the interpreter answers there, also to a ping."""
+"""Socket name, as in `rank.flight_server`, of a server in which an interpreter's thread answers everything, also a ping."""
 
 COST_FACTOR = 250.0
 OTHERS_S, CALL_S = 0.002, 40e-6
-"""The most that a copy, and each call in it, is believed to cost: on a busy machine most of the time goes to other processes."""
+"""Seconds that a copy, and each call in it, is assumed to cost at most: on a busy machine most of the measured time goes to other processes."""
 MIN_COPY_INTERVAL_S = 0.5
 MAX_COPY_INTERVAL_S = 16.0
 TOO_SOON = 0.25
-"""Of the interval: a moment that is nearer than this is left out."""
+"""Share of the interval: a multiple that is nearer than this is skipped."""
 logger = logging.getLogger(__name__)
 MAX_STEP_CALLS = 16
-"""Of a step."""
+"""Number of calls reported per step."""
 MAX_STEPS = 64
-"""Of a record."""
+"""Number of steps in one record."""
 TELL_INTERVAL_S = 1.0
-"""Arrivals are told no more often; digests, which are few, at once."""
+"""Seconds between reports of arrivals; digests, which are few, are reported at once."""
 MAX_UNTOLD = 4096
-"""Steps that are remembered until a copy holds their calls."""
+"""Number of steps that are remembered until a copy holds their calls."""
 MAX_STRIDE = 1 << 62
-"""Where numbers repeat, as 0 may, no stride tells them apart."""
+"""Limit for the stride: numbers that repeat, as 0 may, are told apart by no stride."""
 _LINES_SOCKET = "lines"
 _LINES = msgspec.json.Decoder(dict[int, tuple[str, ...]])
 Item = TypeVar("Item")
 
 
 class Recorder:
-    """A rank's recorder, asked from outside."""
+    """Asks one rank's recorder from outside."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._costs_s: deque[float] = deque(maxlen=COSTS_KEPT)
         self._question: asyncio.Task[bytes] | None = None
         self.host_clock = HostClock()
-        """Its calls are stamped by the host's clock, which somebody may set."""
+        """The recorder's calls have times of the host's clock, which somebody may set."""
 
     async def flight(self, deadline_s: float = 3.0) -> Flight:
-        """A copy; raises RecorderError. It holds all that was called before it was asked for, and perhaps some of what came later."""
+        """Return a copy; raise RecorderError if there is none.
+
+        It holds every call made before it was asked for, and perhaps some later ones.
+        """
         began, asked_ns = clock.monotonic_s(), clock.wall_ns()
         data = await self._ask("fr_trace_json", deadline_s)
         try:
@@ -94,7 +100,7 @@ class Recorder:
         return flight
 
     async def call_lines(self, deadline_s: float = 1.0) -> dict[int, tuple[str, ...]]:
-        """Number of a call -> the script's lines that made it, of the newest; raises RecorderError. It needs the interpreter."""
+        """Return the script's lines by number of the newest calls; raise RecorderError. This needs the interpreter."""
         try:
             return _LINES.decode(await self._ask("call_lines", deadline_s, _lines_path(self._path)))
         except msgspec.MsgspecError as error:
@@ -102,14 +108,14 @@ class Recorder:
 
     @property
     def cost_s(self) -> float:
-        """What a copy costs until it is read and parsed: the cheapest of the last few, since a busy machine makes any one of them late."""
+        """Seconds that a copy takes until it is parsed: the cheapest of the last few, because a busy machine can make any one late."""
         return min(self._costs_s) if len(self._costs_s) == COSTS_KEPT else 0.0
 
     async def is_lock_free(self, deadline_s: float = 1.0) -> bool | None:
-        """Whether the interpreter answered in time; None: it could not be asked.
+        """Whether the interpreter answered in time; None if it could not be asked.
 
-        A question that is not answered holds a thread of the rank's server, so there is never more than one: while an old one is open,
-        it is that one which is waited for.
+        A question that is not answered holds a thread of the rank's server, so there is never more than one: while an old one is
+        open, that one is waited for instead.
         """
         question = self._question
         if question is None or question.done():
@@ -126,7 +132,7 @@ class Recorder:
         return None if question.cancelled() or question.exception() is not None else True
 
     async def close(self) -> None:
-        """Take back an open question, and remove the socket that a rank that was killed left behind."""
+        """Cancel an open question, and remove the socket that a killed rank left behind."""
         if self._question is not None:
             self._question.cancel()
             with contextlib.suppress(asyncio.CancelledError, RecorderError):
@@ -160,18 +166,18 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _forget_error(question: asyncio.Task[bytes]) -> None:
-    """Read the exception: asyncio logs one that nobody has read."""
+    """Read the exception, because asyncio logs one that nobody has read."""
     if not question.cancelled():
         question.exception()
 
 
 def _lines_path(path: str) -> str:
-    """Where the script's lines are asked for: a socket beside torch's own."""
+    """Return the path of the socket that answers with the script's lines, beside torch's own."""
     return str(Path(path).with_name(_LINES_SOCKET))
 
 
 def remove(path: str) -> None:
-    """The socket and its directory, if they are still there and nothing else lies in it."""
+    """Remove the socket and its directory, if they still exist and nothing else lies in it."""
     socket = Path(path)
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(socket.lstat().st_mode):
@@ -183,16 +189,16 @@ def remove(path: str) -> None:
 
 
 class Copies:
-    """The newest copy of one rank's recorder."""
+    """Keeps the newest copy of one rank's recorder."""
 
     def __init__(
         self, recorder: Recorder, tell: Callable[[Flight], None], common_ns: Callable[[], int] = clock.wall_ns
     ) -> None:
         self.last: Flight | None = None
         self.error = ""
-        """Why the last attempt gave nothing; empty: it gave `last`."""
+        """Why the last attempt failed; empty if it gave `last`."""
         self.num_failures = 0
-        """In a row."""
+        """Number of failed attempts in a row."""
         self._recorder = recorder
         self._tell = tell
         self._common_ns = common_ns
@@ -201,7 +207,7 @@ class Copies:
         self._num_begun = 0
 
     async def run(self) -> None:
-        """Until cancelled; never raises."""
+        """Copy at intervals until cancelled; never raises."""
         while True:
             await self.now()
             num_calls = len(self.last.calls) if self.last is not None else 0
@@ -209,20 +215,20 @@ class Copies:
             await asyncio.sleep(rest_s(self._common_ns(), every_s))
 
     async def now(self) -> None:
-        """A copy that starts now or later; all who ask meanwhile share it."""
+        """Make a copy that starts now or later; all callers in the meantime share it."""
         num_before = self._num_begun
         while self._is_under_way() or self._num_begun == num_before:
             if not self._is_under_way():
                 self._copying = asyncio.create_task(self._copy(), name="recorder copy")
             assert self._copying is not None
-            # Shielded: one who stops waiting does not take it from the others.
+            # Shielded, so that a caller who stops waiting does not cancel it for the others.
             await asyncio.shield(self._copying)
 
     def _is_under_way(self) -> bool:
         return self._copying is not None and not self._copying.done()
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel a copy that is under way."""
         if self._copying is not None:
             self._copying.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -230,11 +236,11 @@ class Copies:
 
     @property
     def taken_ns(self) -> int:
-        """When the newest was taken; 0: there is none."""
+        """When the newest copy was taken; 0 if there is none."""
         return self.last.taken_ns if self.last is not None else 0
 
     def keep(self, flight: Flight) -> None:
-        """A copy that the rank made itself."""
+        """Keep and report a copy, which may be one that the rank made itself."""
         self.last = flight
         self._tell(flight)
 
@@ -256,7 +262,7 @@ class Copies:
 
 
 def interval_s(cost_s: float, num_calls: int, num_failures: int = 0) -> float:
-    """How often to copy, after a copy that took this long and gave so many calls, or after so many failures."""
+    """Return the seconds between copies, after a copy that took this long and had so many calls, or after so many failures."""
     believed_s = min(cost_s, OTHERS_S + CALL_S * num_calls)
     wanted_s = min(max(COST_FACTOR * believed_s, MIN_COPY_INTERVAL_S), MAX_COPY_INTERVAL_S)
     rounded_s = 2.0 ** math.ceil(math.log2(wanted_s))
@@ -264,7 +270,7 @@ def interval_s(cost_s: float, num_calls: int, num_failures: int = 0) -> float:
 
 
 def rest_s(common_ns: int, every_s: float) -> float:
-    """Until the common clock shows a multiple of the interval; the one after, if that is only a moment away."""
+    """Return the seconds until the common clock shows a multiple of the interval, or the one after if the next is very near."""
     every_ns = round(every_s * 1e9)
     left_s = (every_ns - common_ns % every_ns) / 1e9
     return left_s if left_s >= TOO_SOON * every_s else left_s + every_s
@@ -278,7 +284,7 @@ class _Ended:
 
 
 class TrafficLog:
-    """Remembers which steps and which blocks were told."""
+    """Reports what is new in each copy; remembers which steps and which blocks were reported."""
 
     def __init__(self) -> None:
         self._ended: deque[_Ended] = deque(maxlen=MAX_UNTOLD)
@@ -287,18 +293,18 @@ class TrafficLog:
         self._told_blocks: dict[str, int] = {}
 
     def learn(self, observation: Observation) -> None:
-        """A step ended; everything else is no news here."""
+        """Take in a step that ended; ignore everything else."""
         body, at_ns = observation.body, observation.at_ns
         if not isinstance(body, StepDone):
             return
         if self._ended:
-            # Steps whose numbers came late from the device are told together: the earlier one ended before this one began.
+            # Steps whose numbers came late from the device are reported together: the earlier one ended before this one began.
             last = self._ended[-1]
             self._ended[-1] = replace(last, at_ns=min(last.at_ns, at_ns - int(body.seconds * 1e9)))
         self._ended.append(_Ended(observation.step, at_ns, body.phase_seconds.get("data", 0.0)))
 
     def take(self, flight: Flight, clock_offset_ns: int = 0, clock_error_ns: int = 0) -> Traffic | None:
-        """What is new since the last call; None: nothing."""
+        """Return what is new since the last call; None if nothing is."""
         new_blocks = self._new_blocks(flight)
         is_due = flight.taken_ns - self._told_at_ns >= TELL_INTERVAL_S * 1e9
         steps = self._new_steps(flight) if is_due or new_blocks else []
@@ -348,7 +354,7 @@ class TrafficLog:
 
 
 def chosen_calls(calls: Iterable[Call]) -> list[Call]:
-    """At most `MAX_STEP_CALLS` of a step's calls, of every group if there is room, in the order of their entry."""
+    """Choose at most `MAX_STEP_CALLS` of a step's calls, from every group if there is room, in the order in which they were entered."""
     by_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         by_group[call.group].append(call)
@@ -359,7 +365,7 @@ def chosen_calls(calls: Iterable[Call]) -> list[Call]:
 
 
 def last_numbers(calls: Iterable[Call]) -> dict[str, int]:
-    """Group -> the highest number of a step, of the groups that are told."""
+    """Return the highest sequence number of a step by group, for the groups that are reported."""
     lasts: dict[str, int] = {}
     for call in calls:
         lasts[call.group] = max(call.sequence, lasts.get(call.group, call.sequence))
@@ -367,12 +373,12 @@ def last_numbers(calls: Iterable[Call]) -> dict[str, int]:
 
 
 def chosen_groups(groups: Iterable[str]) -> list[str]:
-    """By a hash of the name: ranks that share one group, but not all of them, choose it alike."""
+    """Choose groups by a hash of the name, so that ranks that have only some groups in common choose these alike."""
     return sorted(groups, key=lambda name: crc32(name.encode()))[:MAX_STEP_CALLS]
 
 
 def thinned(items: Iterable[Item], limit: int, number: Callable[[Item], int]) -> list[Item]:
-    """Those whose number is a multiple of the smallest power of two that leaves at most `limit`."""
+    """Keep the items whose number is a multiple of the smallest power of two that leaves at most `limit`."""
     left, stride = list(items), 1
     while len(left) > limit and stride < MAX_STRIDE:
         stride *= 2

@@ -1,8 +1,8 @@
 """The sidecar's loop: it reads the page, sends what it finds, and watches the process.
 
 page ring --read--> history (tables stay here) --> link (everything else) --> coordinator
-heartbeat, /proc -> watcher: does it move on; the recorder, and what an examination shows
-pidfd ------------> the rank ended: read the rest, tell what it left and how it ended, say Goodbye, end
+heartbeat, /proc -> watcher: does the rank move on; the recorder, and what an examination shows
+pidfd ------------> the rank ended: read the rest, report what it left and how it ended, say Goodbye, end
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from holter.transport import wire
 POLL_S = 0.05
 SHOW_S = 0.5
 ENDING_PATIENCE_S = 1.0
-"""How long an exit code is looked for after the process is gone."""
+"""Seconds for which an exit code is looked for after the process is gone."""
 BOOTSTRAP_PATIENCE_S = 0.5
 GOODBYE_DEADLINE_S = 10.0
 RELAX_S = 60.0
@@ -56,38 +56,38 @@ MAX_TABLE_BYTES = 4 << 20
 
 logger = logging.getLogger(__name__)
 Names = dict[str, list[str]]
-"""Of parameters and of buffers, in the order of the tables."""
+"""Names of parameters and of buffers, in the order of the tables."""
 NamedTable = tuple[Observation, Names]
 
 
 @dataclass(frozen=True)
 class SidecarSettings:
-    """What the rank tells on the command line."""
+    """What the rank passes on the command line."""
 
     page: int | str
     bootstrap_fd: int = -1
     listen_fd: int = -1
     recorder: str = ""
-    """Socket of the rank's Flight Recorder; empty: it has none."""
+    """Path of the socket of the rank's Flight Recorder; empty if it has none."""
     crash_fd: int = -1
-    """Socket on which a crashing rank says so."""
+    """Socket on which a crashing rank reports that."""
     orders_fd: int = -1
     """Socket of the rank's halt agent."""
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     terminal: str = ""
     stderr_fd: int = -1
-    """The rank's standard error, for what is to be said after its end."""
+    """The rank's standard error, for the last line after its end."""
     error_file: str = ""
-    """From which the launcher's summary of a failed rank is made; empty: it makes none."""
+    """File from which the launcher makes its summary of a failed rank; empty if it makes none."""
     version: str = ""
     credentials: str = ""
-    """File of credentials for the network by which the coordinator is reached; empty: it wants none."""
+    """Path of the credentials for the network by which the coordinator is reached; empty if none are needed."""
     local_rank: int = 0
     visible_devices: str | None = None
-    """As the rank's environment has them; None: it names none."""
+    """Visible devices as in the rank's environment; None if it names none."""
     kernel_log: str = ""
     agent: str = ""
-    """Of this host, as in the settings; empty: there is none."""
+    """The host's agent, as in the settings; empty if none is used."""
 
 
 class Sidecar:
@@ -105,10 +105,10 @@ class Sidecar:
         self._num_undecodable = 0
         self._farewell: Farewell | None = None
         self._farewell_step: int | None = None
-        """Completed steps when it left its process group, if it has said no more since."""
+        """Completed steps when the rank left its process group; None if it has not, or has reported a step since."""
         self._has_ended = False
         self._named_dir = ""
-        """The run directory, as the coordinator calls it."""
+        """The run directory, as the coordinator names it."""
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
         self._last_line = LastLine(settings.stderr_fd)
@@ -124,7 +124,7 @@ class Sidecar:
         )
 
     async def run(self) -> None:
-        """Until the rank has ended and everything was said."""
+        """Watch until the rank has ended and everything was reported."""
         self._page.beat(pid=os.getpid(), at_ns=clock.wall_ns())
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -159,7 +159,7 @@ class Sidecar:
             now = clock.monotonic_s()
             if (news := self._link.look(now)) is not None:
                 logger.warning("%s", news)
-                # Other ranks would say the same in the same log, unless it is about them alone.
+                # Other ranks would write the same into the same log, unless it concerns only them.
                 if self.rank == 0 or self._link.refusal:
                     self._give_notice(news)
             if self._status is not None and now - shown_at > SHOW_S and self._state.step:
@@ -169,7 +169,7 @@ class Sidecar:
                 await asyncio.wait_for(ended.wait(), POLL_S)
 
     def _turn(self) -> int:
-        """One look at the page; how many observations it gave."""
+        """Read the page once; return how many observations it had."""
         self._page.beat(pid=os.getpid(), at_ns=clock.wall_ns())
         heartbeat = self._page.heartbeat()
         if heartbeat is not None:
@@ -186,7 +186,7 @@ class Sidecar:
 
     @property
     def dropped(self) -> int:
-        """Observations lost between the rank and the uplink."""
+        """Number of observations lost between the rank and the uplink."""
         return self._page.dropped + self._page.torn + self._link.num_dropped + self._num_undecodable
 
     def _take(self, payload: bytes) -> None:
@@ -205,7 +205,7 @@ class Sidecar:
         if isinstance(body, Census):
             self._history.learn_census(body)
         elif isinstance(body, StepDone) and self._farewell_step is not None and observation.step >= self._farewell_step:
-            # It had left its process group, and trains in another one.
+            # It had left its process group, and now trains in another one.
             self._farewell = self._farewell_step = None
         elif isinstance(body, Farewell):
             self._farewell, self._farewell_step = body, observation.step if body.text == LEFT else None
@@ -217,7 +217,7 @@ class Sidecar:
         self._link.send(observation, urgent=isinstance(body, StepDone) and bool(body.nonfinite))
 
     def _tell(self, body: Body, urgent: bool) -> None:  # noqa: FBT001
-        """Something that we saw ourselves."""
+        """Send something that the sidecar itself observed."""
         self._link.send(self._observed(body), urgent=urgent)
 
     def _observed(self, body: Body) -> Observation:
@@ -261,13 +261,13 @@ class Sidecar:
         return None
 
     def _close_status(self) -> None:
-        """Give the row of the live line back: what is said now is the last."""
+        """Give the row of the live line back, because what follows is the last output."""
         if self._status is not None:
             self._status.close()
             self._status = None
 
     def _give_notice(self, text: str) -> None:
-        """In the job's own log: the rank says it at its next step, and for a rank that stands still we do."""
+        """Write into the job's own log: the rank does so at its next step, and for a rank that stands still the sidecar does."""
         is_standing = self._watcher.is_standing or self._orders.is_standing
         if is_standing and say_in_job_log(self._process.pid, text):
             return
@@ -279,7 +279,7 @@ class Sidecar:
         if not self._has_ended:
             self._watcher.examine(asked.asked_ns, asked.depth)
             return None
-        # Goodbye may have been said already: after it only answers are sent.
+        # Goodbye may have been sent already: after it only answers are sent.
         left = self._observed(self._watcher.of_the_dead(asked.asked_ns))
         return wire.Report(heartbeat=None, observations=[left], dropped=self.dropped)
 
@@ -288,7 +288,7 @@ class Sidecar:
         while self._turn():
             pass
         if not self._link.is_known and self._settings.bootstrap_fd >= 0:
-            # It ended almost at once; where the coordinator is may still lie in the pipe.
+            # It ended almost at once; the coordinator's address may still lie in the pipe.
             await asyncio.sleep(BOOTSTRAP_PATIENCE_S)
         ending = await self._ending()
         await self._watcher.last_words(is_orderly=ending.exit_code == 0)
@@ -332,7 +332,7 @@ class Sidecar:
             is_coordinator_there=self._link.is_connected,
             is_unwatched=self._link.is_unwatched(clock.monotonic_s()),
         )
-        # Until the run has a name, series of the rank would belong to none.
+        # While the run has no name, the rank's series would belong to no run.
         metrics = families(self._link.run_id, self._settings.version, [rank] if self._link.run_id else [])
         return expose(metrics, accept)
 
@@ -341,7 +341,7 @@ class Sidecar:
 
 
 class TableHistory:
-    """The last steps' fingerprints by (class, step), kept here so that the coordinator need not ask at once; bounded in bytes."""
+    """Keeps the fingerprints of the last steps by (class, step), so that the coordinator may ask for them later; bounded in bytes."""
 
     def __init__(self, max_bytes: int = MAX_TABLE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -351,7 +351,7 @@ class TableHistory:
         self._parts: dict[int, Census] = {}
 
     def learn_census(self, census: Census) -> None:
-        """Names in the order of the tables."""
+        """Take in the names, in the order of the tables."""
         if census.part == 0:
             self._parts = {}
         self._parts[census.part] = census
@@ -363,7 +363,7 @@ class TableHistory:
             }
 
     def keep(self, observation: Observation) -> None:
-        """Remember a table, and the names as they are now: the next census may have others."""
+        """Keep a table with the names as they are now, because the next census may have others."""
         table = observation.body
         assert isinstance(table, PackedTable)
         key = (table.tensor_class, observation.step)
@@ -374,7 +374,7 @@ class TableHistory:
             self._forget(next(iter(self._tables)))
 
     def table(self, tensor_class: str, step: int) -> Observation | None:
-        """The table with its names; None if it is forgotten, or the names are not known."""
+        """Return the table with its names; None if it was dropped, or the names are not known."""
         kept = self._tables.get((tensor_class, step)) or self._unchanged(tensor_class, step)
         if kept is None:
             return None
@@ -382,7 +382,7 @@ class TableHistory:
         packed = observation.body
         assert isinstance(packed, PackedTable)
         fingerprints = _unpack(packed.fingerprints, "Q")
-        # Buffers are read before the census of their step is told.
+        # Buffers are read before the census of their step is reported.
         fitting = (_names(packed, names) for names in (names_then, self._names))
         names = next((found for found in fitting if len(found) == len(fingerprints)), None)
         if names is None:
@@ -399,7 +399,7 @@ class TableHistory:
         return Observation(rank=observation.rank, step=step, at_ns=observation.at_ns, body=body)
 
     def _unchanged(self, tensor_class: str, step: int) -> NamedTable | None:
-        """Hyper-parameters are told when they change: the last ones before this step still held."""
+        """Return the last table before this step, for hyper-parameters: they are reported only when they change."""
         steps = [at for kept, at in self._tables if kept == tensor_class and at < step]
         found = self._tables[tensor_class, max(steps)] if steps else None
         table = found[0].body if found is not None else None

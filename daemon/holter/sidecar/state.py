@@ -1,9 +1,9 @@
-"""What the sidecar knows of its rank right now, and where it shows it.
+"""What the sidecar knows of its rank right now, and where it shows that.
 
-RankState       the last of everything, for the terminal's line, an exam and a scrape
+RankState       the latest values, for the terminal's line, an exam and a scrape
 MetricsServer   /metrics and /healthz
 StatusLine      one live line at the bottom of the launching terminal, below the script's own output and never in it
-say_in_job_log  a sentence in the job's own log while the rank itself cannot speak: its main thread waits, and that is the news
+say_in_job_log  a sentence in the job's own log while the rank itself cannot write, because its main thread stands still
 """
 
 import asyncio
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 _PIDFD_GETFD = 438
 _STDERR = 2
 MAX_CONNECTIONS = 64
-"""To /metrics at once; a scraper or two need one each."""
+"""Number of connections to /metrics at once; a scraper or two need one each."""
 
 
 class RankState:
-    """The last of everything; counters since the start."""
+    """The latest value of everything that the rank reports, and counters since the start."""
 
     def __init__(self, rank: int, hostname: str) -> None:
         self.seconds = 0.0
@@ -45,16 +45,16 @@ class RankState:
 
     @property
     def step(self) -> int:
-        """Completed steps."""
+        """Number of completed steps."""
         return self._last.step or 0
 
     @property
     def loss(self) -> float | None:
-        """The last that was told."""
+        """The last reported loss."""
         return self._last.loss
 
     def learn(self, observation: Observation) -> None:
-        """Take in one step, or which device it computes on."""
+        """Take in a completed step, or which device the rank computes on."""
         done, last = observation.body, self._last
         if isinstance(done, OnDevice):
             self._last = replace(last, gpu_uuid=done.uuid)
@@ -84,7 +84,7 @@ class RankState:
         is_coordinator_there: bool | None = None,
         is_unwatched: bool | None = None,
     ) -> RankSnapshot:
-        """For a scrape."""
+        """Return the state for a scrape."""
         return replace(
             self._last,
             dropped=dropped,
@@ -94,7 +94,7 @@ class RankState:
         )
 
     def statistics(self) -> dict[str, float]:
-        """The rank's last report of a whole step; empty before the first."""
+        """Return the numbers of the rank's last report of a whole step; empty before the first."""
         if not self.step:
             return {}
         said = {
@@ -107,7 +107,7 @@ class RankState:
         return {name: float(value) for name, value in said.items() if value is not None}
 
     def line(self) -> str:
-        """For the terminal."""
+        """Return the text of the terminal's line."""
         parts = [f" holter  step {self.step}"]
         if self._last.phase is not None:
             parts.append(self._last.phase.name.lower())
@@ -128,11 +128,11 @@ class MetricsSettings:
     port: int = 0
     tls: TlsFiles = NO_TLS
     read_token: str = ""
-    """Needed to read; empty: who reaches the port may."""
+    """Token needed to read; empty if everybody who reaches the port may."""
 
 
 def loss_text(loss: float, num_divided: int) -> str:
-    """The loss that the script means; where it divides it over several backward passes, what each was given as well."""
+    """Format the loss that the script means; if it divides it over several backward passes, also the loss of each."""
     if not math.isfinite(loss):
         return "loss is not finite"
     if num_divided == 1:
@@ -141,7 +141,10 @@ def loss_text(loss: float, num_divided: int) -> str:
 
 
 class MetricsServer:
-    """Serves on its port, or on a free one if that is taken. Of very many connections the oldest makes room: each is a descriptor that the watcher may need."""
+    """Serves on its port, or on a free one if that is taken.
+
+    If there are very many connections, the oldest is closed, because each takes a descriptor that the watcher may need.
+    """
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class MetricsServer:
         self._connections: deque[asyncio.BaseProtocol] = deque()
 
     async def start(self) -> str:
-        """`host:port`, behind `https://` by TLS; empty when no port can be had, which is no reason to stop watching."""
+        """Start and return `host:port`, after `https://` with TLS; empty if no port can be had, which must not end the watching."""
         host, tls, loop = self._settings.host, self._settings.tls, asyncio.get_running_loop()
         for port in (self._settings.port, 0):
             try:
@@ -199,10 +202,10 @@ class MetricsServer:
 
 
 class StatusLine:
-    """Writes to a terminal device; every failure turns it off for good.
+    """One live line on a terminal device; any failure turns it off for good.
 
-    The last row is taken out of the scrolling region while the job runs, as apt does for its progress bar, and given back at the end.
-    The terminal is opened by its name, not inherited, and is never waited for.
+    The last row is taken out of the scrolling region while the job runs, as apt does for its progress bar, and given back at
+    the end. The terminal is opened by its name, not inherited, and writing never waits.
     """
 
     def __init__(self, device: str) -> None:
@@ -217,24 +220,24 @@ class StatusLine:
             self._fd = -1
 
     def show(self, text: str) -> None:
-        """Replace the line."""
+        """Replace the line's text."""
         size = self._terminal_size()
         if size is None:
             return
         rows, columns = size
         reserve = ""
         if size != self._size:
-            # A line feed first: if the cursor stands on the last row, its text moves up instead of being covered.
+            # A line feed first: if the cursor is on the last row, its text moves up instead of being covered.
             reserve = f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
             self._size = size
         self._write(f"{reserve}\x1b7\x1b[{rows};1H\x1b[7m{text[: columns - 1].ljust(columns - 1)}\x1b[0m\x1b8")
 
     def say(self, text: str) -> None:
-        """Lines above the status line that stay."""
+        """Write lines above the status line that stay."""
         self._write("\r\x1b[K" + text.replace("\n", "\r\n") + "\r\n")
 
     def close(self) -> None:
-        """Give the row back."""
+        """Give the row back and close the terminal."""
         if self._fd >= 0 and self._size[0]:
             rows, _ = self._size
             self._write(f"\x1b7\x1b[{rows};1H\x1b[2K\x1b[r\x1b8")
@@ -265,10 +268,10 @@ class StatusLine:
 
 
 def say_in_job_log(pid: int, text: str) -> bool:
-    """Write one line to the standard error of a process; False: it could not be done.
+    """Write one line to the standard error of a process; return whether that worked.
 
-    It is opened for one write and closed: no pipe of the launcher's is kept open, and nobody is waited for. A plain file is written
-    through the rank's own descriptor: what the rank writes later then comes after it, and not over it.
+    It is opened for one write and closed again: no pipe of the launcher is kept open, and writing never waits. A plain file is
+    written through the rank's own descriptor: what the rank writes later then comes after it, and does not overwrite it.
     """
     try:
         descriptor = _open_stderr(pid)
@@ -288,12 +291,12 @@ def _open_stderr(pid: int) -> int:
         shared = _shared_stderr(pid)
         if shared >= 0:
             return shared
-    # Anything else may be full: its own description, so that we need not wait and the rank still does.
+    # Anything else may be full: open a separate description, so that this write does not block and the rank's still do.
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _shared_stderr(pid: int) -> int:
-    """The process's own open file description, with its position in the file; -1: we may not have it."""
+    """Return a copy of the process's own open file, which shares its position; -1 if that is not permitted."""
     process = os.pidfd_open(pid)
     try:
         return int(ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, _STDERR, 0))
