@@ -39,11 +39,18 @@ def test_the_innermost_line_of_the_script_comes_first(script: types.ModuleType, 
     assert own[0] == f"{tmp_path}/train.py:5 in total: return torch.cat([x, torch.zeros(3)])"
 
 
-def test_of_a_chain_the_last_exception_is_told(script: types.ModuleType, tmp_path: Path) -> None:
+def test_of_a_chain_the_last_exception_is_told_and_what_it_came_from(script: types.ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bad batch") as raised:
         script.main()
     assert own_code.own_frames(raised.value)[0].startswith(f"{tmp_path}/train.py:11 in main: raise ValueError")
-    assert own_code.text_of(raised.value) == "ValueError: bad batch"
+    assert own_code.text_of(raised.value).startswith("ValueError: bad batch (from RuntimeError: ")
+
+
+def test_a_worker_that_was_killed_is_told_with_its_signal() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    text = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly (from RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.)"
+    assert text == own_code.text_of(error)
 
 
 def test_what_a_loaders_worker_raised_is_read_from_its_text(tmp_path: Path) -> None:

@@ -99,11 +99,13 @@ def shown(frame: FrameSummary) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message; of what another process raised its own words, not those of who passed it on."""
+    """Type and message, and what it was raised from; of what another process raised its own words, not those of who passed it on."""
     name, said = type(error).__name__, str(error)
     head, found, rest = said.partition(_TRACEBACK)
     words = [line for line in rest.splitlines() if line and not line.startswith((" ", '"""'))]
     if not found or not words:
-        return f"{name}: {said}"[:MAX_TEXT]
+        cause = error.__cause__
+        came_from = f" (from {type(cause).__name__}: {str(cause).strip()})" if cause is not None else ""
+        return f"{name}: {said}{came_from}"[:MAX_TEXT]
     where = head.strip().splitlines()[0].rstrip(".") if head.strip() else name
     return f"{words[-1]} ({where})"[:MAX_TEXT]
