@@ -61,6 +61,11 @@ def has_triton() -> bool:
     return _finds_triton() and not _triton_failed
 
 
+def reads_as_host(kernel: Any) -> bool:
+    """Whether this kernel runs in Triton's interpreter, which copies tensors to the host and reads the addresses in tables there."""
+    return type(kernel).__name__ == "InterpretedFunction" and not getattr(kernel, "reads_devices", False)
+
+
 def give_up_triton(error: BaseException) -> None:
     """Use torch operations from now on in this process, because no kernel could be compiled or launched."""
     _triton_failed.append(repr(error))

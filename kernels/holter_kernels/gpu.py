@@ -184,6 +184,10 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     """Fill rows, bins and flag on the device of the tables, without waiting."""
     from holter_kernels import triton_kernels  # noqa: PLC0415 - needs triton
 
+    if bases.device.type != "cpu" and devices.reads_as_host(triton_kernels.read_pass):
+        raise RuntimeError(
+            "TRITON_INTERPRET=1 reads addresses of the device as the host's, which would end the process"
+        )
     keys = key_tables(bases.device)
     options = launch_options(is_amd=torch.version.hip is not None)
     which = HISTOGRAMS[histogram] if bins is not None else 0

@@ -17,7 +17,7 @@ from holter_kernels.layout import FORMATS
 from holter_kernels.sources import look
 from holter_kernels.testing import check, from_bytes
 
-pytest.importorskip("triton")
+InterpretedFunction = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
 pytestmark = pytest.mark.device
 LONG_S = 120.0
 
@@ -350,6 +350,14 @@ def test_where_triton_fails_torch_operations_read_the_same_and_it_is_said_once()
                 assert 1.0 == reading.flag.item()
         assert "torch" == devices.implementation(torch.device("cuda", 0))
     assert 1 == len([w for w in caught if "Failed to find C compiler" in str(w.message)])
+
+
+def test_an_interpreter_that_takes_the_devices_addresses_for_the_hosts_is_not_used() -> None:
+    x = torch.full((100,), 3.0, device="cuda")
+    del InterpretedFunction.reads_devices
+    with pytest.warns(RuntimeWarning, match="TRITON_INTERPRET=1"):
+        table = answered(Pass([x], "off").start([x]))
+    assert 3.0 == table.max[0]
 
 
 def test_a_tensor_that_operations_cannot_read_is_left_out_alone() -> None:

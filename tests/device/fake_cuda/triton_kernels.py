@@ -82,6 +82,7 @@ def install(interpreter: ModuleType, device: ModuleType) -> None:
 
     original = interpreter.InterpretedFunction.run
     interpreter.InterpretedFunction.run = run
+    interpreter.InterpretedFunction.reads_devices = True
 
 
 def _is_on_device(argument: Any) -> bool:
