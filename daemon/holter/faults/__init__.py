@@ -1,7 +1,7 @@
-"""Faults: a folder a family, each with its detectors, the causes that they lead to, and what only they share.
+"""Faults: one folder per family, with its detectors, the causes that they lead to, and what only they share.
 
-    <family>/<detector>.py   judges a window of what the ranks said: a frozen dataclass that keeps nothing between two calls, so that
-                             a recorded run can be judged again; its fields are its thresholds, its docstring is its page
+    <family>/<detector>.py   judges a window of what the ranks reported: a frozen dataclass that keeps nothing between two calls, so
+                             that a recorded run can be judged again; its fields are its thresholds, its docstring is its page
     <family>/causes.py       what can be named: how it is recognised, and what to do about it; and FAMILY, the list of the causes, of
                              the detectors, and of what can follow from what
 
@@ -41,10 +41,10 @@ FAMILIES = (
 )
 
 DETECTORS: dict[str, DetectorEntry] = {entry.detector.name: entry for family in FAMILIES for entry in family.detectors}
-"""What is declared of each detector, by its name."""
+"""Name of a detector -> what its family declares of it."""
 ALL: tuple[Detector, ...] = tuple(entry.detector for entry in DETECTORS.values())
 CAUSES: dict[str, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.causes}
-"""Every cause that can be named, by its slug."""
+"""Slug of a cause -> the cause; all causes that can be named."""
 BRINGS_ABOUT: tuple[Consequence, ...] = tuple(line for family in FAMILIES for line in family.brings_about)
 
 __all__ = [

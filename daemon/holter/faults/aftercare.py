@@ -1,7 +1,7 @@
-"""What comes after the fix, for each cause: the small fix and the thorough one, what to watch or test from now on, how to roll back, and what a documented pattern rests on.
+"""What to do after the fix of each cause: a small and a thorough fix, what to watch or test from now on, how to roll back, and the sources of a documented pattern.
 
-One table, so that it can be read from end to end. A cause that is not in it gets what follows from its entry: the alert on its own name, and the
-way back that its damage leaves.
+One table, so that it can be read from end to end. For a cause that is not in it, the aftercare follows from its entry: the
+alert on its own name, and how to roll back from its damage.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from holter.records import Fix
 
 @dataclass(frozen=True)
 class Aftercare:
-    """Of one cause."""
+    """The aftercare of one cause."""
 
     small: str
-    """Gets the run going again."""
+    """The fix that gets the run going again."""
     thorough: str
-    """So that it cannot come again."""
+    """The fix that keeps it from happening again."""
     prevent: str
-    """A setting, an alert or a test."""
+    """A setting, an alert or a test that prevents or notices it."""
     sources: tuple[str, ...] = ()
-    """What a documented pattern rests on: issue, paper, page."""
+    """Where the pattern is documented: issues, papers, pages."""
 
 
 _DDP = "PyTorch: DistributedDataParallel, https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
@@ -146,13 +146,13 @@ _SOUND = "Undo the change and resume from the latest checkpoint: this cause spoi
 
 
 def sources_of(cause: str) -> tuple[str, ...]:
-    """What a documented pattern of this cause rests on; its page, where nothing else is known."""
+    """Return where a pattern of this cause is documented; holter's own page on the cause if nothing else is known."""
     known = TABLE.get(cause)
     return known.sources if known and known.sources else (f"holter explain {cause}",)
 
 
 def complete(entry: CauseEntry) -> Fix:
-    """The fix with its alternatives, what prevents the next one, and the way back."""
+    """Return the cause's fix with its alternatives, what prevents the next occurrence, and how to roll back."""
     known = TABLE.get(entry.cause)
     alert = f'From now on: alert on holter_incident_open{{cause="{entry.cause}"}}'
     return msgspec.structs.replace(

@@ -1,8 +1,8 @@
 """What a detector looks at: the ranks' observations, assembled, as of one moment.
 
-A window is frozen and holds no per-rank record of a healthy step, only what was found to differ (roots grouped by value, the sparse
-list of non-finite tensors), each number as its spread over the ranks, and what is said rarely. So judging costs what is wrong, not
-ranks x tensors.
+A window is frozen and holds no per-rank record of a healthy step: only what was found to differ (roots grouped by value, the
+sparse list of non-finite tensors), the spread of each number over the ranks, and rare messages. So the cost of judging
+grows with what is wrong, not with ranks x tensors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ TableKey = tuple[str, int, int]
 
 
 def class_along(name: str) -> str:
-    """A class as one rank told it, without its subgroup.
+    """Return the name of a class as one rank reported it, without its subgroup.
 
     >>> class_along("gradients@replicate#3")
     'gradients@replicate'
@@ -28,11 +28,11 @@ def class_along(name: str) -> str:
 
 
 OWN_START = f"parameters_before@{OWN}"
-"""What nobody else should hold, before the first step."""
+"""Class of the tensors that, before the first step, should differ from those of every other rank."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a class is one rank's own, and compared with its history alone."""
+    """Whether a class belongs to one rank alone, and is compared only with that rank's own history."""
     return name.partition("@")[2].startswith(OWN)
 
 
@@ -50,13 +50,13 @@ class Spread:
     """One number as all ranks had it at one step."""
 
     mean: float
-    """Over the ranks whose number was finite; NaN if none was."""
+    """Mean over the ranks whose number was finite; NaN if none was."""
     low: float
     high: float
     low_rank: int
     high_rank: int
     num: int
-    """Ranks that said it."""
+    """Number of ranks that reported it."""
     num_nonfinite: int = 0
 
 
@@ -105,14 +105,14 @@ class StepView:
     missing: tuple[int, ...]
     """Attached ranks that are alive and have not reported this step: named, never waited for."""
     roots: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Tensor class -> root fingerprint -> ranks that have it. More than one root: replicas differ. On a mesh a class has its scope behind its
-    name: `gradients@replicate#1` is that of the subgroup along `replicate` whose lowest rank is 1. Of step 0 `OWN_START`, too."""
+    """Tensor class -> root fingerprint -> ranks that have it. More than one root: replicas differ. On a mesh, the scope follows the class
+    name: `gradients@replicate#1` is the subgroup along `replicate` whose lowest rank is 1. Step 0 has `OWN_START`, too."""
     nonfinite: tuple[tuple[int, Nonfinite], ...] = ()
     """(rank, tensor) for every tensor that held NaN or Inf and was applied to the weights."""
     broke_history: tuple[int, ...] = ()
     """Ranks whose parameters before this step were not what the step before left."""
     kept_history: tuple[int, ...] = ()
-    """Ranks whose parameters before this step were looked at and were what the step before left."""
+    """Ranks whose parameters before this step were compared and were what the step before left."""
     batches: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Signature of the step's batches -> ranks that were fed them; ranks without a signature are not listed."""
 
@@ -145,16 +145,16 @@ class Delay:
 
     step: int
     at_ns: int
-    """When that reached the coordinator."""
+    """When that report reached the coordinator."""
     overdue: Overdue
 
     @property
     def moved_ns(self) -> int:
-        """When the rank last moved."""
+        """When the rank last moved on."""
         return self.at_ns - round(self.overdue.waited_s * 1e9)
 
     def waited_s(self, now_ns: int) -> float:
-        """Since the rank last moved, as of now."""
+        """Seconds since the rank last moved on."""
         return self.overdue.waited_s + (now_ns - self.at_ns) / 1e9
 
 
@@ -167,7 +167,7 @@ class Examined:
     """When it reached the coordinator."""
     exam: Exam
     observed_ns: int = 0
-    """By the clock of the rank's own host; 0: unknown."""
+    """When it was made, by the clock of the rank's own host; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class LinkView:
     """The line to a rank's sidecar."""
 
     state: str
-    """`connected`, `closed`, `silent`"""
+    """`connected`, `closed` or `silent`."""
     since_ns: int
 
 
@@ -185,15 +185,15 @@ class Arrival:
 
     rank: int
     lag_s: float
-    """Behind the median of the others, at the collective of the step where it was latest."""
+    """Seconds behind the median of the other ranks, at that collective of the step to which it came latest."""
     group: str
     sequence: int
     data_s: float
-    """What it spent in its data loader in this step."""
+    """Seconds that it spent in its data loader in this step."""
     others_data_s: float
-    """Median of the others."""
+    """The same, median of the other ranks."""
     pressure: float = 0.0
-    """On the processors of its host, 0 to 1."""
+    """Pressure on the processors of its host, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -207,11 +207,11 @@ class StepArrivals:
     latest: tuple[Arrival, ...]
     """The few latest ranks, the latest first."""
     spread_s: float
-    """Median distance of the other ranks from their median: what is usual."""
+    """Median distance in seconds of the other ranks from their median, which is the usual spread."""
     error_s: float
-    """How well the hosts' clocks are known against each other."""
+    """Uncertainty in seconds of the hosts' clocks against each other."""
     usual_s: float = 0.0
-    """Median over the others of how late each was at its own worst collective: where there are many, everyone is late somewhere."""
+    """Seconds by which each other rank was late at its own worst collective, median: with many collectives, everyone is late somewhere."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class CallCounts:
 
     step: int
     lasts: Mapping[int, tuple[int, ...]]
-    """Number of the last call -> ranks; where many ranks agree, only some of them."""
+    """Number of the last call -> ranks; if many ranks agree, only some of them."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class PartedBlock:
     block: int
     at_ns: int
     digests: Mapping[int, tuple[int, ...]]
-    """Digest -> ranks."""
+    """Digest of the calls -> ranks that have it."""
 
 
 @dataclass(frozen=True)
@@ -239,21 +239,21 @@ class ProcessView:
     """The ranks' processes: how they ended, which stand still, what examinations of them showed."""
 
     exits: tuple[RankExit, ...] = ()
-    """In order of time."""
+    """Ordered by time."""
     signalled: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> when it said that a signal asks it to end, by the coordinator's clock."""
+    """Rank -> when it reported a signal that asks it to end, by the coordinator's clock."""
     failing: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> when it said that an exception is about to end it."""
+    """Rank -> when it reported an exception that is about to end it."""
     delays: Mapping[int, Delay] = field(default_factory=dict)
-    """Rank -> that it does not move on. Ranks that do are not listed."""
+    """Rank -> its delay; ranks that move on are not listed."""
     exams: Mapping[int, tuple[Examined, ...]] = field(default_factory=dict)
     """Rank -> its newest examinations, oldest first; bounded."""
     unexamined: Mapping[int, int] = field(default_factory=dict)
     """Rank -> the newest `asked_ns` that was not answered in time."""
     links: Mapping[int, LinkView] = field(default_factory=dict)
-    """Rank -> the line to its sidecar."""
+    """Rank -> connection to its sidecar."""
     hosts: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> host."""
+    """Rank -> host name."""
 
 
 @dataclass(frozen=True)
@@ -274,11 +274,11 @@ class ModelView:
     """What the ranks' models are made of."""
 
     census: Mapping[int, Census] = field(default_factory=dict)
-    """Rank -> its census, parts joined; equal ones are one object."""
+    """Rank -> its census, parts joined; equal censuses are one object."""
     census_steps: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> the step at which it told that census."""
+    """Rank -> the step at which it reported that census."""
     changes: tuple[CensusChange, ...] = ()
-    """By step and rank; bounded."""
+    """Ordered by step and rank; bounded."""
 
 
 @dataclass(frozen=True)
@@ -286,11 +286,11 @@ class CallView:
     """The collectives that the ranks called: when they came, whether they called the same, and how many."""
 
     arrivals: tuple[StepArrivals, ...] = ()
-    """Ascending; bounded, oldest first forgotten."""
+    """Ascending by step; bounded, the oldest are forgotten first."""
     parted: tuple[PartedBlock, ...] = ()
     """Oldest first; bounded."""
     counts: Mapping[str, tuple[CallCounts, ...]] = field(default_factory=dict)
-    """Group -> its steps, ascending; bounded, oldest first forgotten."""
+    """Group -> its steps, ascending; bounded, the oldest are forgotten first."""
 
 
 @dataclass(frozen=True)
@@ -301,32 +301,32 @@ class Window:
     world_size: int
     attached: frozenset[int]
     steps: tuple[StepView, ...] = ()
-    """Ascending; bounded, oldest first forgotten."""
+    """Ascending; bounded, the oldest are forgotten first."""
     series: tuple[StepNumbers, ...] = ()
-    """Ascending; complete steps only, so that a mean is over all ranks; bounded, oldest first forgotten."""
+    """Ascending; complete steps only, so that a mean is over all ranks; bounded, the oldest are forgotten first."""
     notes: tuple[Note, ...] = ()
-    """By step, rank and the rank's own order; bounded for each kind."""
+    """Ordered by step, rank and the rank's own order; bounded for each kind."""
     tensors: TensorView = field(default_factory=TensorView)
     models: ModelView = field(default_factory=ModelView)
     processes: ProcessView = field(default_factory=ProcessView)
     calls: CallView = field(default_factory=CallView)
     real_ns: int = 0
-    """The real time, where that is not `now_ns`: the last judgement looks ahead so that no report is waited for, and waits are not counted longer for it."""
+    """The real time, 0 if that is `now_ns`: the last judgement sets `now_ns` ahead, so that no report is waited for, but waits are counted to this time."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What `values` found: many detectors ask for the same numbers."""
+    """Cache of `values`, because many detectors ask for the same numbers."""
 
     def step(self, step: int) -> StepView | None:
-        """The view of one step, if it is still remembered."""
+        """Return the view of one step; None if it is not remembered."""
         return next((view for view in reversed(self.steps) if view.step == step), None)
 
     def notes_of(self, kind: type[T]) -> Iterator[tuple[Note, T]]:
-        """What was said of one kind, in order of arrival."""
+        """Yield the messages of one kind, in order of arrival."""
         for note in self.notes:
             if isinstance(note.body, kind):
                 yield note, note.body
 
     def values(self, name: str) -> list[tuple[int, Spread]]:
-        """One number over time: (step, what the ranks had), where it was said."""
+        """Return one number over time, as (step, spread over the ranks), for the steps that have it."""
         known = self._values.get(name)
         if known is None:
             known = self._values[name] = [

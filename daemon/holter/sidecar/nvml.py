@@ -318,7 +318,7 @@ class NvmlReader:
         raise self._nvml.NVMLError(6)
 
     def _all(self) -> Iterator[Any]:
-        """Of this host; None: it is lost, which may be another rank's."""
+        """Yield the devices of this host; None for one that is lost, which may be another rank's."""
         yield from (self._by_index(index) for index in range(self._nvml.nvmlDeviceGetCount()))
 
     def _by_index(self, index: int) -> Any:
