@@ -388,3 +388,19 @@ def test_constraints_of_a_package_are_handed_on_as_they_came(
     (tmp_path / "package.json").write_text(json.dumps(told))
     main(["diagnose", str(tmp_path / "package.json"), "--package"])
     assert told["constraints"] == json.loads(capsys.readouterr().out)["constraints"]
+
+
+def test_a_folder_of_very_many_files_is_read_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holter.offline.reading.MAX_FILES", 60)
+    (tmp_path / "a.log").write_text("".join(f"step {i} loss {'nan' if i > 20 else 2.0}\n" for i in range(40)))
+    for folder in ("b", "c"):
+        (tmp_path / folder).mkdir()
+        for number in range(50):
+            (tmp_path / folder / f"{number}.txt").write_text("")
+    assert 1 == main(["diagnose", str(tmp_path)])
+    told = capsys.readouterr().err.splitlines()
+    assert f"holter: {tmp_path} holds more than 60 files: the first 60 were read" in told
+    assert "holter: and 39 more files that say nothing here" in told
+    assert 22 == len(told)

@@ -25,6 +25,8 @@ from holter.faults.hangs.stalled_rank import StalledRank
 from holter.faults.shared.wording import ranks_text
 from holter.records import Diagnosis
 
+MAX_TOLD = 20
+"""Remarks on single files that are printed."""
 LONG_AFTER_NS = 60 * 10**9
 """The last judgement is made this many nanoseconds later, when every answer that can come has come."""
 MAX_JUDGEMENTS = 6
@@ -77,12 +79,18 @@ def run(args: argparse.Namespace) -> int:
         diagnoses = [*hung, *diagnoses]
     diagnoses = _recalled(diagnoses, found, args)
     unjudged = (*found.failures, *failing)
-    sys.stderr.write("".join(f"holter: {line}\n" for line in (*found.remarks, *unjudged)))
+    sys.stderr.write("".join(f"holter: {line}\n" for line in (*_few(found.remarks), *unjudged[:MAX_TOLD])))
     sys.stdout.write(_rendered(found, diagnoses, args))
     _write(args, diagnoses)
     if not diagnoses and unjudged and not found.runs:
         raise UsageError(f"nothing was found, but not everything could be judged: {unjudged[0]}")
     return int(any(one.severity == "critical" for one in diagnoses))
+
+
+def _few(remarks: list[str]) -> list[str]:
+    """The first remarks, and how many more there are: a folder may hold thousands of files that say nothing here."""
+    more = len(remarks) - MAX_TOLD
+    return [*remarks[:MAX_TOLD], f"and {more:,} more files that say nothing here"] if more > 0 else remarks
 
 
 def _recalled(diagnoses: list[Diagnosis], found: offline.Found, args: argparse.Namespace) -> list[Diagnosis]:

@@ -173,13 +173,10 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-        if not path.is_dir():
-            inside = [path]
-        else:
-            inside = sorted(
-                Path(folder) / name for folder, folders, names in os.walk(path) if _pruned(folders) for name in names
-            )
-        for one in inside[:MAX_FILES]:
+        for number, one in enumerate(_inside(path) if path.is_dir() else [path]):
+            if number >= MAX_FILES:
+                found.failures.append(f"{path} holds more than {MAX_FILES:,} files: the first {MAX_FILES:,} were read")
+                break
             if not one.is_file():
                 if not path.is_dir():
                     raise UsageError(f"{path} is no file and no folder")
@@ -187,13 +184,17 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[Path]:
             if one.resolve() not in seen:
                 seen.add(one.resolve())
                 yield one
-        if len(inside) > MAX_FILES:
-            found.failures.append(f"{path} holds {len(inside):,} files: the first {MAX_FILES:,} were read")
 
 
-def _pruned(folders: list[str]) -> bool:
+def _inside(path: Path) -> Iterator[Path]:
+    """Every file below a folder, one at a time: there may be millions."""
+    for folder, folders, names in os.walk(path):
+        _pruned(folders)
+        yield from (Path(folder) / name for name in sorted(names))
+
+
+def _pruned(folders: list[str]) -> None:
     folders[:] = sorted(name for name in folders if name not in SKIPPED)
-    return True
 
 
 def _read_file(path: Path, size: int, found: Found, flights: list[Path], report: Callable[[int], None]) -> None:
