@@ -183,6 +183,19 @@ def test_steps_too_small_for_the_weights_precision_are_not_called_lost(worn):
     assert all(not vitals.unchanged.count for vitals in said)
 
 
+@pytest.mark.parametrize(
+    ("first", "factor", "named"),
+    [(0.1, 0.0, []), (0.0, 1.0, ["0.weight", "0.bias"]), (0.1, None, ["0.weight", "0.bias", "2.weight", "2.bias"])],
+    ids=["a schedule thaws it later", "it was given no rate", "the schedule has them all at zero"],
+)
+def test_a_rate_of_zero_is_named_unless_a_schedule_keeps_one_group_back(worn, first, factor, named):
+    model = mlp()
+    groups = [{"params": list(model[0].parameters()), "lr": first}, {"params": list(model[2].parameters())}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: factor or 0.0, lambda _: 0.0 if factor is None else 1.0])
+    assert named == Loop(worn, model, optimizer).run(3)[-1].without_rate.names
+
+
 def test_what_no_optimizer_holds_is_named_unless_it_is_moved_by_hand_or_weighed_with_zero(worn):
     model = mlp()
     model.moved, model.still, model.idle = (nn.Parameter(torch.ones(3)) for _ in range(3))

@@ -17,7 +17,8 @@ False positives
     named only if learning rate times gradient is several times its own rounding. Few changed elements count only when the learning rate
     is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
     the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count. A warm-up that begins at zero
-    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps. Who trains a head
+    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps, and that of a group
+    which a schedule keeps at zero while others train not at all: it is thawed later. Who trains a head
     alone gives the optimizer the head alone: what nobody holds counts only where it is a small part, or a whole model that a wrapper reduces
     the gradients of. A network that only judges (a perceptual loss) is not wrapped.
 

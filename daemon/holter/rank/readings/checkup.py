@@ -128,6 +128,8 @@ class Checkup:
     ) -> None:
         self.step = context.log.step
         self.unheld = UnheldParameters()
+        self.resting: set[int] = set()
+        """Ids of parameters that a schedule keeps at a rate of zero for now."""
         self._context, self._memory = context, memory
         self._all = list(trained)
         self._trained = [(name, p) for name, p in trained if readable(p)]
@@ -312,7 +314,9 @@ class Checkup:
         return [
             place
             for row, place in enumerate(self._given)
-            if self._rates[place] == 0 and table.zeros[row] < table.numel[row]
+            if self._rates[place] == 0
+            and table.zeros[row] < table.numel[row]
+            and id(self._trained[place][1]) not in self.resting
         ]
 
     def _faint(self) -> list[int]:
@@ -398,8 +402,17 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:
     }
 
 
-def _rate(group: dict[str, Any]) -> float:
-    rate = group.get("lr")
+def resting_by_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+    """Ids of parameters whose rate a schedule has set to zero while others train: they are thawed later. A group that was given no rate never is."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not any(_rate(group) > 0 for group in groups):
+        return set()
+    waiting = [group for group in groups if _rate(group) == 0 and _rate(group, "initial_lr") > 0]
+    return {id(p) for group in waiting for p in group["params"]}
+
+
+def _rate(group: dict[str, Any], name: str = "lr") -> float:
+    rate = group.get(name)
     if isinstance(rate, torch.Tensor):
         return float(rate) if rate.is_cpu else math.nan
     return float(rate) if isinstance(rate, (int, float)) else math.nan

@@ -21,7 +21,15 @@ import torch
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.models import has_none, held_by
-from holter.rank.readings.checkup import Checkup, CheckupMemory, UnheldParameters, rates_of, readable, trained_by
+from holter.rank.readings.checkup import (
+    Checkup,
+    CheckupMemory,
+    UnheldParameters,
+    rates_of,
+    readable,
+    resting_by_schedule,
+    trained_by,
+)
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 from holter.rank.readings.samples import is_plain_moment, local, strided
 from holter.rank.search import living
@@ -139,6 +147,7 @@ class VitalsProbe:
                 frozen = self._frozen(trained, optimizers)
                 self._checkup = Checkup(self._context, self._memory, trained, frozen, rates_of(optimizers))
                 self._checkup.unheld = self._unheld(trained)
+                self._checkup.resting = resting_by_schedule(optimizers)
                 self._checkup.begin()
 
     def after_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
