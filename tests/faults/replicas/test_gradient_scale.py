@@ -186,7 +186,7 @@ def test_a_rank_that_steps_once_less_or_more_than_the_others_is_named_though_nob
 ):
     passes, calls = passes_and_calls(odd, off_by)
     (finding,) = numbers("micro_steps", passes, num_ranks=3, calls=calls)
-    assert ("critical", (2,), ODD) == (finding.severity, finding.ranks, finding.first_step)
+    assert ("warning", (2,), ODD) == (finding.severity, finding.ranks, finding.first_step)
     assert word in finding.summary
     assert "optimizer_state_mismatch" == rank_causes(finding)[0].cause
 

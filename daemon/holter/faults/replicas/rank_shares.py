@@ -182,7 +182,7 @@ def _step_finding(step: int, rank: int, count: Spread, *, is_left_out: bool) -> 
     passes = count.high if is_left_out else count.low
     return Finding(
         detector=RankShares.name,
-        severity="critical",
+        severity="warning",
         first_step=step,
         detected_step=step + SHOWN,
         ranks=(rank,),
