@@ -123,7 +123,7 @@ class SlowStage:
                 f"Stage {stage} of the pipeline (rank {rank}) computes {was_s + whole_s:.3f} s a step since about step {first}, "
                 f"{was_s:.3f} s before{where}; all other stages wait for it."
             ),
-            facts={"is_in_data": False, "has_other_work": False, "late_ranks": [rank]},
+            facts={"has_other_work": False, "late_ranks": [rank]},
             evidence=(
                 Evidence(
                     kind="stage_times",
