@@ -46,6 +46,21 @@ def test_93_is_held_and_never_requeued():
     assert "RequeueExit" not in lines
 
 
+def test_a_limit_that_comes_before_the_run_has_a_coordinator_is_not_lost(tmp_path):
+    ask = tmp_path / "holter"
+    ask.write_text("#!/bin/bash\necho asked >> asked\n[[ $(wc -l < asked) -ge 3 ]] && touch heard\n")
+    ask.chmod(0o755)
+    script = (
+        f"source {SLURM}/holter.sh\nholter_run bash -c 'kill -USR1 $PPID; until [[ -e heard ]]; do sleep 0.1; done'"
+    )
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    told = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert 0 == told.returncode, told.stderr
+    assert 3 == (tmp_path / "asked").read_text().count("asked")
+
+
 def test_a_halt_is_held_and_a_release_does_not_lift_it(slurm):
     number = slurm.submit(SLURM / "accelerate.sbatch", GPT, *SMALL, "--steps", 20, "--nan-rank", 1, "--nan-step", 5)
     wait_for(lambda: is_over(slurm, number), 120, f"the halt; {slurm.printed(number)[-3000:]}")
