@@ -1,4 +1,4 @@
-"""What to do after the fix of each cause: a small and a thorough fix, what to watch or test from now on, how to roll back, and the sources of a documented pattern.
+"""What to do after the fix of each cause: a small and a thorough fix, what to watch or test, how to roll back, and where the pattern is documented.
 
 One table, so that it can be read from end to end. For a cause that is not in it, the aftercare follows from its entry: the
 alert on its own name, and how to roll back from its damage.

@@ -201,7 +201,7 @@ class DetectorEntry:
     group: Group | None = None
     """Name by which a `Consequence` may refer to several detectors at once."""
     incident_per: Literal["cause", "event", "run"] = "cause"
-    """When a second finding opens another incident: if its cause differs; if its cause or ranks differ; or never, because it is a better opinion on the first."""
+    """When a second finding opens another incident: if its cause differs; if cause or ranks differ; or never, as a better opinion on the first."""
     tried_on: Literal["jobs", "made-up windows"] = "jobs"
     """What it was tried on. A detector that was never tried on a real job is on trial: it reports, and halts nothing."""
     sees_damage: bool = False
@@ -212,10 +212,10 @@ class DetectorEntry:
 
 @dataclass(frozen=True)
 class Consequence:
-    """Findings of `after` may be the leader's doing.
+    """A line saying that findings of certain detectors may be caused by the leader's finding.
 
-    Time decides as well: a cause does not come after its effect. Only what is wrong from the start explains what was dated before it
-    was noticed (`whenever`).
+    Time decides as well: a cause does not come after its effect. Only a leader that was wrong from the start can explain what is
+    dated before it was noticed (`whenever`).
     """
 
     leader: str
@@ -240,7 +240,7 @@ class Consequence:
 
 @dataclass(frozen=True)
 class Family:
-    """A folder of `faults`."""
+    """What one folder of `faults` declares."""
 
     detectors: tuple[DetectorEntry, ...]
     """Its detectors; within one stage, those that begin earlier come first."""

@@ -38,7 +38,7 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True, order=True)
 class ExamKey:
-    """One examination that is asked for."""
+    """Identifies one examination that is asked for."""
 
     asked_ns: int
     depth: ExamDepth
@@ -47,7 +47,7 @@ class ExamKey:
 
 @dataclass(frozen=True)
 class Spread:
-    """One number as all ranks had it at one step."""
+    """One number of one step over all ranks."""
 
     mean: float
     """Mean over the ranks whose number was finite; NaN if none was."""
@@ -62,7 +62,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """The numbers of one step: small, so that far more of them are remembered than of steps."""
+    """The numbers of one step: small, so that far more steps are remembered than in `Window.steps`."""
 
     step: int
     at_ns: int
@@ -83,7 +83,7 @@ class Note:
 
 @dataclass(frozen=True)
 class CensusChange:
-    """A tensor that is not what it was in the same rank's census before."""
+    """A tensor that differs from the same rank's census before."""
 
     rank: int
     step: int
@@ -119,7 +119,7 @@ class StepView:
 
 @dataclass(frozen=True)
 class ClassHistory:
-    """Since the start of the run: when ranks agreed on a class of tensors, and when not."""
+    """When ranks agreed on a class of tensors and when not, since the start of the run."""
 
     first_step: int
     is_equal_at_first: bool
@@ -141,7 +141,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Delay:
-    """A rank that does not move on, as its sidecar last said."""
+    """A rank that does not move on, as its sidecar last reported."""
 
     step: int
     at_ns: int
@@ -172,7 +172,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class LinkView:
-    """The line to a rank's sidecar."""
+    """The state of the connection to a rank's sidecar."""
 
     state: str
     """`connected`, `closed` or `silent`."""
@@ -198,7 +198,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class StepArrivals:
-    """How the ranks came to the collectives of one step."""
+    """When the ranks came to the collectives of one step."""
 
     step: int
     at_ns: int
@@ -225,7 +225,7 @@ class CallCounts:
 
 @dataclass(frozen=True)
 class PartedBlock:
-    """A run of collectives of one group in which ranks did not call the same."""
+    """A run of collectives of one group in which ranks did not make the same calls."""
 
     group: str
     block: int
@@ -258,7 +258,7 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class TensorView:
-    """Which tensors agreed across the ranks, and what was asked for where they did not."""
+    """Which tensors agreed across the ranks, and the tables that were asked for because they did not."""
 
     classes: Mapping[str, ClassHistory] = field(default_factory=dict)
     """Class of tensors -> when the ranks agreed on it; along an axis of a mesh (`gradients@replicate`), when every subgroup did."""
@@ -271,7 +271,7 @@ class TensorView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """What the ranks' models are made of."""
+    """The structure of the ranks' models."""
 
     census: Mapping[int, Census] = field(default_factory=dict)
     """Rank -> its census, parts joined; equal censuses are one object."""
@@ -295,7 +295,7 @@ class CallView:
 
 @dataclass(frozen=True)
 class Window:
-    """Everything a detector may look at."""
+    """Everything that a detector may look at."""
 
     now_ns: int
     world_size: int
@@ -311,7 +311,7 @@ class Window:
     processes: ProcessView = field(default_factory=ProcessView)
     calls: CallView = field(default_factory=CallView)
     real_ns: int = 0
-    """The real time, 0 if that is `now_ns`: the last judgement sets `now_ns` ahead, so that no report is waited for, but waits are counted to this time."""
+    """The real time, 0 if that is `now_ns`: the last judgement sets `now_ns` ahead so that no report is waited for; waits count to this time."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `values`, because many detectors ask for the same numbers."""
 

@@ -1,11 +1,12 @@
-"""A mesh of ranks as detectors see it: one subgroup along one axis at a time, by the names that they know.
+"""A mesh of ranks as detectors see it: one subgroup along one axis at a time, with class names that they know.
 
     window                                             seen along `replicate`, from ranks 1 and 3
     gradients@replicate#0   {a: (0, 2)}                gradients   {b: (1,), c: (3,)}
     gradients@replicate#1   {b: (1,), c: (3,)}
     hyperparameters         {d: (0, 1, 2, 3)}          hyperparameters   {d: (1, 3)}
 
-So a detector that tells replicas apart need not know of meshes. Views are made only where something has parted: a healthy mesh costs nothing.
+So a detector that compares replicas need not know of meshes. Views are made only where ranks have differed: a healthy mesh
+costs nothing.
 """
 
 import math
@@ -22,7 +23,7 @@ from holter.records.rank import IGNORED, is_ignored
 
 MAX_SUBGROUPS_SHOWN = 8
 PLACES = {name: place for place, name in enumerate(WORDS)}
-"""In the order in which a step reads them."""
+"""Class of tensors -> its place in the order in which a step reads them."""
 Roots = Mapping[int, tuple[int, ...]]
 
 
@@ -32,17 +33,17 @@ class AxisView:
 
     window: Window
     axis: str
-    """Empty: all ranks, the window as it is."""
+    """Name of the axis; empty for all ranks, with the window as it is."""
     subgroup: str
-    """As the wire calls it: `@replicate#1`."""
+    """Suffix of the subgroup's class names: `@replicate#1`."""
     parted: tuple[tuple[int, ...], ...]
-    """All subgroups along this axis that differed at the same step; this one among them."""
+    """All subgroups along this axis that differed at the same step, including this one."""
     step: int
     source: Window
-    """What this is a view of."""
+    """The window of all ranks."""
 
     def located(self, finding: Finding, census: Census | None) -> Finding:
-        """What a detector found in this view, said of the whole job: requests by the wire's names, the axis in words and evidence."""
+        """Return a finding of this view as a finding of the whole job: requests with full class names, the axis in its summary and evidence."""
         if not self.axis:
             return finding
         needs = tuple(
@@ -54,7 +55,7 @@ class AxisView:
         everyone = tuple(sorted(rank for ranks in self.parted for rank in ranks))
         compared = finding.facts.get("compared_ranks")
         ranks = everyone if compared is not None and set(compared) == set(finding.ranks) else finding.ranks
-        # What a wrapper ignores is a part of the model: the rest of it is reduced. It may be meant so.
+        # What a wrapper ignores is a part of the model, and the rest is reduced. It may be intended.
         own_facts = {"gradients_differ_in_all_tensors": False} if self.axis == IGNORED else {}
         return msgspec.structs.replace(
             finding,
@@ -79,7 +80,7 @@ class AxisView:
         return tensor_class + self.subgroup if self.is_along(tensor_class) else tensor_class
 
     def is_along(self, tensor_class: str) -> bool:
-        """Whether this class is compared along the axis, and not over all ranks."""
+        """Whether this class is compared along the axis, not over all ranks."""
         return any(tensor_class + self.subgroup in view.roots for view in self.source.steps)
 
     def _evidence(self, finding: Finding, census: Census | None) -> Evidence:
@@ -99,7 +100,7 @@ class AxisView:
 
 
 def views(window: Window) -> Iterator[AxisView]:
-    """The job as a whole, and along each axis on which something parted the subgroup that did so first."""
+    """Yield the job as a whole, and for each axis on which ranks differ, the subgroup that differed first."""
     yield AxisView(_with_agreed(window), "", "", (), 0, window)
     axes: dict[str, list[ClassHistory]] = {}
     for name, history in window.tensors.classes.items():
@@ -114,7 +115,10 @@ def views(window: Window) -> Iterator[AxisView]:
 
 
 def _with_agreed(window: Window) -> Window:
-    """The window of all ranks, with what agreed along every axis until their settings parted: that it did is news of those."""
+    """Return the window of all ranks, with the classes added that agreed along every axis until the optimizers' settings differed.
+
+    Without them, a detector could not see that the settings differed first.
+    """
     classes = window.tensors.classes
     settings = classes.get("hyperparameters")
     if settings is None or settings.first_unequal_step is None:
@@ -137,13 +141,16 @@ def _first_unequal(history: ClassHistory) -> float:
 
 
 def _were_equal(window: Window, axis: str) -> bool:
-    """Whether what a wrapper ignores began equal on all ranks: else it is each rank's own, an expert."""
+    """Whether what a wrapper ignores was equal on all ranks at first; if not, it is each rank's own, such as an expert."""
     known = [window.tensors.classes.get(f"parameters_{moment}@{axis}") for moment in ("before", "after")]
     return bool(known[0] and known[0].is_equal_at_first)
 
 
 def first_view(window: Window, judge: "Callable[[AxisView], Iterator[Finding]]") -> Iterator[Finding]:
-    """What a detector says of the view in which something of its own parted first; of two at one place of one step, of the axis, which sees all ranks' classes too."""
+    """Yield a detector's findings of the view in which something differed first; at the same place of a step, an axis comes before all ranks.
+
+    The view of an axis contains the classes that all ranks compare, too.
+    """
     found = sorted(views(window), key=_began)
     for view in found:
         said = [view.located(finding, _census(window)) for finding in judge(view)]
@@ -153,7 +160,10 @@ def first_view(window: Window, judge: "Callable[[AxisView], Iterator[Finding]]")
 
 
 def _began(view: AxisView) -> tuple[float, int, bool]:
-    """Step, place in it, and whether it is the view of all ranks: settings that differ on one rank of a job are not a matter of the axis on which weights part then."""
+    """Return the step, the place in it, and whether it is the view of all ranks.
+
+    Settings that differ on one rank of a job come first, and are not blamed on the axis along which weights then differ.
+    """
     known = {
         name.partition("@")[0]: history.first_unequal_step
         for name, history in view.source.tensors.classes.items()
@@ -194,7 +204,7 @@ def _along(window: Window, axis: str, subgroup: str, members: frozenset[int]) ->
         name.partition("@")[0]: known for name, known in window.tensors.classes.items() if name.endswith(f"@{axis}")
     }
     if is_ignored(axis):
-        # The reduction that was seen is of other parameters.
+        # The reduction that was observed is of other parameters.
         classes.pop("gradients_reduced", None)
     tables = {
         (name.removesuffix(subgroup), step, rank): table
@@ -223,7 +233,7 @@ def _roots(view: StepView, subgroup: str, members: frozenset[int]) -> dict[str, 
 
 
 def _parts(finding: Finding, census: Census | None, ranks: tuple[int, ...]) -> dict[str, str]:
-    """Of the first tensors, which part of the whole these ranks hold."""
+    """Return, for the first tensors, which part of the whole these ranks hold."""
     if census is None or not census.axes:
         return {}
     entries = {entry.name: entry for entry in census.entries}
@@ -232,7 +242,7 @@ def _parts(finding: Finding, census: Census | None, ranks: tuple[int, ...]) -> d
 
 
 def part_text(entry: TensorEntry, axes: Iterable[MeshAxis], rank: int) -> str:
-    """Which part of a tensor a rank holds, in words; empty: all of it.
+    """Return in words which part of a tensor a rank holds; empty if it holds all of it.
 
     >>> axes = [MeshAxis("replicate", 2, 2), MeshAxis("shard", 2, 1)]
     >>> part_text(TensorEntry("w", (5, 4), "float32", True, False, 0, placements="replicate=R,shard=S(0)"), axes, 3)

@@ -1,4 +1,4 @@
-"""What ranks called, as evidence: who waits where for whom, and a rank's last calls in lines that are ready to print."""
+"""Evidence from the ranks' calls: which rank waits where for whom, and a rank's last calls in lines that are ready to print."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -8,19 +8,19 @@ from holter.flight import Analysis, Deviation, Wait, analyse, is_over, signature
 from holter.records import Call, Evidence, Flight
 
 MAX_WAITS = 3
-"""Waits told beside the one that everything hangs on."""
+"""Number of waits shown besides the one that everything hangs on."""
 MAX_RANKS = 4
-"""Ranks whose last calls are shown."""
+"""Number of ranks whose last calls are shown."""
 MAX_CALLS = 8
-"""Of one rank, the newest."""
+"""Number of calls shown of one rank, the newest."""
 MAX_NAME = 28
-"""Characters of a group's name in a table."""
+"""Number of characters of a group's name in a table."""
 MIN_AGE_S = 0.05
-"""Calls younger than this were made just now."""
+"""Seconds: calls younger than this are shown as made just now."""
 
 
 class _Known:
-    """Flights by identity: they are the same objects at the next judgement, and need not be analysed again."""
+    """Flights compared by identity: at the next judgement they are the same objects, and need not be analysed again."""
 
     def __init__(self, flights: Mapping[int, Flight]) -> None:
         self.flights = dict(flights)
@@ -37,7 +37,7 @@ class _Known:
 
 
 def analysed(flights: Mapping[int, Flight], world_size: int) -> Analysis:
-    """What `analyse` says, remembered as long as the flights are the same."""
+    """Return `analyse` of the flights, cached as long as they are the same."""
     return _analysed(_Known(flights), world_size)
 
 
@@ -47,7 +47,7 @@ def _analysed(known: _Known, world_size: int) -> Analysis:
 
 
 def evidence(analysis: Analysis, ranks: Sequence[int], flights: Mapping[int, Flight] | None = None) -> list[Evidence]:
-    """Who waits where, the wait that blocks first; and the last calls of these ranks, of which there is a flight."""
+    """Return who waits where, the blocking wait first, and the last calls of these ranks, if there is a flight of them."""
     first = [analysis.blocking] if analysis.blocking else []
     others = [wait for wait in analysis.waits if wait.absent and wait != analysis.blocking]
     known = flights or {}
@@ -59,7 +59,7 @@ def evidence(analysis: Analysis, ranks: Sequence[int], flights: Mapping[int, Fli
 
 
 def last_calls(rank: int, flight: Flight, limit: int = MAX_CALLS, until: Call | None = None) -> Evidence:
-    """The end of one rank's recorder, or what it called up to some call: the newest at the bottom."""
+    """Return the end of one rank's recorder, or its calls up to `until`, the newest at the bottom."""
     called = [call for call in flight.calls if until is None or _moment(call) <= _moment(until)]
     newest = sorted(called, key=_moment)[-limit:]
     names = descriptions(flight)
@@ -81,22 +81,22 @@ def _moment(call: Call) -> tuple[int, int]:
 
 
 def descriptions(flight: Flight) -> dict[str, str]:
-    """Group -> what it is called by people."""
+    """Return the groups' names for people by their names in the recorder."""
     return {group.name: group.description or group.name for group in flight.groups}
 
 
 def group_of(place: Wait | Deviation) -> str:
-    """What people call the group of a wait or a deviation."""
+    """Return the name for people of the group of a wait or a deviation."""
     return group_name(place.group, place.description)
 
 
 def group_name(group: str, description: str) -> str:
-    """`default_pg`; its number where nobody named it."""
+    """Return a group's description, such as `default_pg`, or its number if it has none."""
     return description if description not in ("", "undefined") else group
 
 
 def place(call: Call, names: Mapping[str, str]) -> str:
-    """`all_reduce float32 [100], number 40 of group default_pg`."""
+    """Name a call: `all_reduce float32 [100], number 40 of group default_pg`."""
     name = group_name(call.group, names.get(call.group, ""))
     return f"{signature(call)}, number {call.sequence} of group {name}"
 
@@ -133,12 +133,12 @@ def _lines(calls: Sequence[Call], names: Mapping[str, str], taken_ns: int) -> It
 
 
 def _file(line: str) -> str:
-    """`/home/me/train.py:41 in main` as a table shows it: `train.py:41`."""
+    """Shorten `/home/me/train.py:41 in main` to `train.py:41` for a table."""
     return line.partition(" in ")[0].rpartition("/")[2]
 
 
 def call_sites(calls: Mapping[int, Call]) -> Iterator[Evidence]:
-    """Where each side's script made its call: one piece of evidence for all ranks that made it at the same lines."""
+    """Yield the script's lines that made the call: one piece of evidence for all ranks that made it at the same lines."""
     sides: dict[tuple[str, ...], list[int]] = {}
     for rank, call in sorted(calls.items()):
         if call.lines:
@@ -155,7 +155,7 @@ def call_sites(calls: Mapping[int, Call]) -> Iterator[Evidence]:
 
 
 def _counts(flight: Flight, limit: int) -> Iterator[str]:
-    """Of a recorder that has let go of all calls: the last number of each group, the most called first."""
+    """Yield the last number of each group, the most called first, for a recorder that holds no calls any more."""
     known = sorted((group for group in flight.groups if group.last_entered >= 0), key=lambda one: -one.last_entered)
     words = [(_short(group.name, group.description), f"#{group.last_entered}") for group in known[:limit]]
     for group, line in zip(known, _columns(words), strict=False):
@@ -163,7 +163,7 @@ def _counts(flight: Flight, limit: int) -> Iterator[str]:
 
 
 def _short(group: str, description: str) -> str:
-    """Lines of a table fit a terminal."""
+    """Shorten a group's name, so that lines of a table fit a terminal."""
     name = group_name(group, description)
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
 

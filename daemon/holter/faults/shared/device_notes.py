@@ -1,7 +1,7 @@
-"""What is known of the ranks' devices: the newest reading of each, what was reported of it, and how both are put into words.
+"""What is known of the ranks' devices: the newest reading of each, the events reported about it, and the words for both.
 
-An Xid is a number that NVIDIA's driver reports. Most say what failed; some say only that a kernel did what it must not, and then it is the
-script's own doing as a rule.
+An Xid is an error number of NVIDIA's driver. Most say what failed; some only say that a kernel did something invalid, which
+is usually the script's own fault.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +16,12 @@ XidKind = Literal["application", "memory", "link", "device", "unknown"]
 
 @dataclass(frozen=True)
 class Xid:
-    """What one number means."""
+    """The meaning of one Xid."""
 
     kind: XidKind
     means: str
     is_grave: bool = True
-    """The device, or a part of its memory, is out of use until somebody acts."""
+    """Whether the device, or a part of its memory, is out of use until somebody acts."""
 
 
 XIDS = {
@@ -61,21 +61,21 @@ XIDS = {
     143: Xid("device", "it could not be initialised"),
     154: Xid("device", "its driver asks for a reset or a reboot", is_grave=False),
 }
-"""Those that are known; of another nobody can say what it means."""
+"""The known numbers with their meanings."""
 
 
 def xid(number: int) -> Xid:
-    """What it means."""
+    """Return the meaning of a number, of kind `unknown` if it is not in the table."""
     return XIDS.get(number, Xid("unknown", "a number that is not in holter's table", is_grave=False))
 
 
 def newest(window: Window) -> dict[int, tuple[Note, Device]]:
-    """Rank -> its last reading."""
+    """Return each rank's last reading."""
     return {note.rank: (note, device) for note, device in window.notes_of(Device)}
 
 
 def events(window: Window) -> dict[int, list[tuple[Note, DeviceEvent]]]:
-    """Rank -> what was reported of its device or its host, oldest first."""
+    """Return the events of each rank's device or host, oldest first."""
     told: dict[int, list[tuple[Note, DeviceEvent]]] = {}
     for note, event in window.notes_of(DeviceEvent):
         told.setdefault(note.rank, []).append((note, event))
@@ -83,7 +83,7 @@ def events(window: Window) -> dict[int, list[tuple[Note, DeviceEvent]]]:
 
 
 def place(window: Window, rank: int, device: Device | None) -> str:
-    """`host node7, device GPU-8a1c (number 3, 0000:3b:00.0)`."""
+    """Name a rank's device: `host node7, device GPU-8a1c (number 3, 0000:3b:00.0)`."""
     host = window.processes.hosts.get(rank, "")
     known = [f"host {host}"] if host else []
     if device is not None:
@@ -96,7 +96,7 @@ def place(window: Window, rank: int, device: Device | None) -> str:
 
 
 def is_assumed(device: Device | None, told: Iterable[tuple[Note, DeviceEvent]] = ()) -> bool:
-    """Nobody said which device the rank uses: this is its local rank's."""
+    """Whether the device is only assumed from the local rank, because nobody said which one the rank uses."""
     return bool(device is not None and device.is_assumed) or any(event.is_assumed for _, event in told)
 
 
@@ -105,7 +105,7 @@ def _assumed(*, is_assumed: bool) -> str:
 
 
 def event_text(event: DeviceEvent) -> str:
-    """`Xid 79 (it has fallen off the bus)`."""
+    """Describe an event: `Xid 79 (it has fallen off the bus), by its driver`."""
     by = "the kernel's log" if event.source == "kernel" else "its driver"
     if event.kind == "xid":
         return f"Xid {event.xid} ({xid(event.xid).means}), by {by}"
@@ -114,7 +114,7 @@ def event_text(event: DeviceEvent) -> str:
 
 
 def reading_text(device: Device) -> str:
-    """Clock, heat, power and memory, as far as they are known."""
+    """Describe a reading: clock, heat, power and memory, as far as they are known."""
     held = f"held down by {', '.join(device.throttled_by)}" if device.throttled_by else ""
     clock = _of(device.clock_mhz, device.clock_limit_mhz, "MHz")
     heat = "" if device.temperature_c is None else f"{device.temperature_c:.0f} C"
@@ -134,7 +134,7 @@ def _of(value: float | None, most: float | None, unit: str) -> str:
 
 
 def evidence_of(window: Window, rank: int) -> Iterator[Evidence]:
-    """Of a rank that ended, hangs or is late: its device's last reading, and what was reported of it."""
+    """Yield the last reading and the events of a rank's device, for a rank that ended, hangs or is late."""
     known = newest(window).get(rank)
     if known is not None:
         note, device = known
@@ -150,7 +150,7 @@ def evidence_of(window: Window, rank: int) -> Iterator[Evidence]:
 
 
 def values_of(rank: int, device: Device) -> dict[str, object]:
-    """The reading in numbers; what is not known is left out."""
+    """Return the numbers of a reading; unknown ones are left out."""
     known: dict[str, object] = {
         name: value
         for name in (
@@ -177,7 +177,7 @@ def values_of(rank: int, device: Device) -> dict[str, object]:
 
 
 def event_evidence(rank: int, told: Sequence[tuple[Note, DeviceEvent]]) -> Evidence:
-    """What was reported of one rank's device."""
+    """Return the events of one rank's device as evidence."""
     said = "; ".join(f"{event_text(event)} (step {note.step})" for note, event in told[-6:])
     numbers = [event.xid for _, event in told if event.kind == "xid"]
     return Evidence(

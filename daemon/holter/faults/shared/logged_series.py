@@ -1,4 +1,4 @@
-"""What the script or its framework logged, found by name whatever it was put under: `log.train/reward_std` is `reward_std`."""
+"""Finds what the script or its framework logged, by name, whatever its prefix: `log.train/reward_std` is `reward_std`."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,26 +7,26 @@ from functools import lru_cache
 from holter.faults.window import Window
 
 LoggedPoint = tuple[int, float]
-"""Step, mean over the ranks that logged it."""
+"""(step, mean over the ranks that logged it)"""
 
 MAX_LOGS = 512
-"""How many of a name's newest values are looked at."""
+"""Number of a name's newest values that are looked at."""
 MAX_STEPS = 1024
-"""What was not logged in so many of the newest steps is logged no more."""
+"""A name that was not logged in this many of the newest steps is treated as no longer logged."""
 CARRIES = "carries_gradient."
-"""Before the name of a logged tensor: whether it needs a gradient, no value of its own."""
+"""Prefix before the name of a logged tensor for whether it needs a gradient; it is no value of its own."""
 _HELD_OUT = re.compile(r"(^|[/_.])(eval|val|valid|validation|test|dev)([/_.]|$)")
 
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """A logged name without what it was put under, lower case; empty for what was measured on held-out data, and for flags."""
+    """Return a logged name without its prefix, lower case; empty for what was measured on held-out data, and for flags."""
     name = name.lower().removeprefix("log.")
     return "" if _HELD_OUT.search(name) or name.startswith(CARRIES) else name.rpartition("/")[2]
 
 
 def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[LoggedPoint]]:
-    """Full name -> its newest values, the oldest first, of all numbers whose plain name matches."""
+    """Return the newest values, oldest first, of all numbers whose plain name matches, by full name."""
     names = set[str]().union(*(entry.numbers for entry in window.series[-MAX_STEPS:]))
     found: dict[str, list[LoggedPoint]] = {}
     for name in sorted(name for name in names if (bare := plain(name)) and matches(bare)):
@@ -38,7 +38,7 @@ def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[Log
 
 
 def trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> Sequence[LoggedPoint]:
-    """The newest points in a row for which it holds, the oldest first."""
+    """Return the newest points in a row for which `holds` is True, oldest first."""
     for length, (_, value) in enumerate(reversed(points)):
         if not holds(value):
             return points[len(points) - length :]
@@ -46,7 +46,7 @@ def trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> S
 
 
 def mostly_trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> Sequence[LoggedPoint]:
-    """The newest points, from one for which it holds on, for nine of ten of which it holds, the last among them."""
+    """Return the newest points of which nine in ten fulfil `holds`, the first and the last among them."""
     begin, num_others = len(points), 0
     for place in range(len(points) - 1, -1, -1):
         if holds(points[place][1]):
@@ -59,7 +59,7 @@ def mostly_trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool
 
 
 def halves(points: Sequence[LoggedPoint]) -> Iterator[float]:
-    """Median of the first half, then of the second: whether something rises or falls."""
+    """Yield the median of the first half, then of the second, to tell whether the series rises or falls."""
     middle = len(points) // 2
     for part in (points[:middle], points[middle:]):
         values = sorted(value for _, value in part)

@@ -1,4 +1,4 @@
-"""One call at which ranks of a group do not match: who called what, by their recorders and by their counts at the ends of steps.
+"""Finds one call at which ranks of a group do not match: who called what, by their recorders and by their counts at the ends of steps.
 
 number 40 of group default_pg     all_reduce float32 [100]   ranks 0, 2, 3
                                   all_reduce float32 [200]   rank 1
@@ -17,38 +17,38 @@ from holter.flight import Analysis, Deviation, is_over, signature
 from holter.records import Call, Flight
 
 MIN_STEPS = 3
-"""In which the counts agreed, and since when they have differed: a call at the border of two steps may count to either."""
+"""Number of steps in which the counts must have agreed, and then differed: a call at the border of two steps may count for either."""
 
 LOOK_BACK = 16
-"""Steps before the first that differs: where ranks always counted otherwise, each step is a first."""
+"""Number of steps looked at before the first that differs: if ranks always counted differently, each step is a first."""
 KINDS = ("order", "shape", "dtype")
-"""Deviations that are a mismatch wherever they are seen."""
+"""Kinds of deviation that are a mismatch wherever they are seen."""
 MESSAGES = ("send", "recv")
 REPEATS = 3
-"""How often a pattern of calls must have been seen before a call counts as leaving it."""
+"""Times that a pattern of calls must have been seen before a call counts as leaving it."""
 MIN_HISTORY = 8
-"""Calls that must follow the pattern."""
+"""Number of calls that must follow the pattern."""
 AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
-"""Classes of tensors that part where a reduction was left out."""
+"""Classes of tensors that differ if a reduction was left out."""
 CallPlace = tuple[str, int]
-"""(group, sequence)"""
+"""(group, sequence number)"""
 
 
 @dataclass(frozen=True)
 class Behind:
-    """Ranks that have called fewer than their peers, ever since a step."""
+    """Ranks that have called fewer collectives than their peers since some step."""
 
     step: int
     by: int
-    """Calls."""
+    """Number of calls that they are behind."""
     num_steps: int
-    """For how many steps it was seen."""
+    """Number of steps for which this was seen."""
     last: int
-    """Their last number before."""
+    """Number of their last call before."""
 
 
 def step_of(counts: Sequence[CallCounts], sequence: int) -> int | None:
-    """The step at whose end most ranks had made a call for the first time, or the first that has not ended; None: it cannot be told."""
+    """Return the step in which most ranks made this call, or the first step that has not ended; None if that is unknown."""
     before: int | None = None
     for pace in counts:
         most = max(pace.lasts, key=lambda last: len(pace.lasts[last]))
@@ -61,7 +61,7 @@ def step_of(counts: Sequence[CallCounts], sequence: int) -> int | None:
 def behind(
     counts: Sequence[CallCounts], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
 ) -> Behind | None:
-    """Whether these ranks, and not the others, have been the same number of calls behind ever since some step, and for so many."""
+    """Return how far these ranks, unlike the others, have been behind by the same number of calls since some step, for at least `num_steps`."""
     counted = list(_counted(counts, frozenset(ranks), frozenset(others)))
     num_behind = next(
         (back for back, (_, mine, theirs) in enumerate(reversed(counted)) if mine >= theirs), len(counted)
@@ -72,13 +72,13 @@ def behind(
     if num_behind < num_steps or num_equal < MIN_STEPS or len(by) != 1 or not is_equal:
         return None
     step, last, _ = counted[num_equal - 1]
-    # A step in which a rank called nothing is not told by it.
+    # Ranks that called nothing in a step have no count for it.
     first = next(pace.step for pace in counts if pace.step > step and _of(pace, frozenset(others)) is not None)
     return Behind(first, by.pop(), num_behind, last)
 
 
 def are_counted(counts: Mapping[str, Sequence[CallCounts]], ranks: Collection[int], step: int) -> bool:
-    """Whether all that will tell `left_out` of this step is there: what these ranks had called by the ends of the next steps."""
+    """Whether everything that `left_out` needs to judge this step is there: the counts of these ranks at the ends of the next steps."""
     for told in counts.values():
         newest = {rank: pace.step for pace in told for some in pace.lasts.values() for rank in some}
         if any(newest[rank] < step + MIN_STEPS - 1 for rank in ranks if rank in newest):
@@ -87,9 +87,10 @@ def are_counted(counts: Mapping[str, Sequence[CallCounts]], ranks: Collection[in
 
 
 def left_out(counts: Sequence[CallCounts]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
-    """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever.
+    """Return (ranks, others, how far) if ranks made too few calls in one step, while the others made as many as before.
 
-    Only the steps right after it are looked at: somebody may stop the job over it, and ranks that are held count otherwise.
+    Only the steps right after it are looked at: somebody may stop the job because of it, and ranks that are held count
+    differently.
     """
     for index, pace in enumerate(counts):
         if len(pace.lasts) < 2:  # noqa: PLR2004 - all agree
@@ -104,7 +105,7 @@ def left_out(counts: Sequence[CallCounts]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _is_as_ever(counts: Sequence[CallCounts], ranks: Sequence[int], step: int) -> bool:
-    """Whether these ranks made as many calls in this step as in the one before; else it was they who called too often."""
+    """Whether these ranks made as many calls in this step as in the one before; if not, it was they who called too often."""
     told = [(pace.step, last) for pace in counts if (last := _of(pace, frozenset(ranks))) is not None]
     at = next(index for index, (then, _) in enumerate(told) if then == step)
     (_, earlier), (_, before), (_, now) = told[at - 2 : at + 1]
@@ -114,7 +115,7 @@ def _is_as_ever(counts: Sequence[CallCounts], ranks: Sequence[int], step: int) -
 def _counted(
     counts: Sequence[CallCounts], ranks: frozenset[int], others: frozenset[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """(step, their last number, the others') where both told and agree among themselves."""
+    """Yield (step, their last number, the others') for steps in which both are known and agree among themselves."""
     for pace in counts:
         mine, theirs = _of(pace, ranks), _of(pace, others)
         if mine is not None and theirs is not None:
@@ -135,38 +136,38 @@ class Mismatch:
     sequence: int
     operation: str
     kind: str
-    """`order`, `shape`, `dtype`; `missing` or `extra` where nobody waits: everything after it is one off."""
+    """`order`, `shape` or `dtype`; `missing` or `extra` if nobody waits, because everything after it is shifted by one."""
     sides: Mapping[str, tuple[int, ...]]
-    """Signature -> ranks that called it, the larger side first; one only if nothing is known of the other."""
+    """Signature of the call -> ranks that made it, the larger side first; only one side if nothing is known of the other."""
     ranks: tuple[int, ...]
-    """Who deviated; all if that cannot be told."""
+    """The ranks that deviated; all ranks if that is unknown."""
     is_clear: bool
     why: str
     alternative: str | None = None
     """Another kind that fits nearly as well."""
     step: int | None = None
-    """In which it was made, where its number alone does not tell."""
+    """The step in which it was made, if its number alone does not show that."""
     has_passed: bool = False
-    """Some rank has left the call: it did not stop there."""
+    """Whether some rank has left the call, so that the job did not stop there."""
 
     @property
     def place(self) -> str:
-        """`number 40 of group default_pg`."""
+        """Name the call: `number 40 of group default_pg`."""
         return f"number {self.sequence} of group {group_name(self.group, self.description)}"
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All ranks that it speaks of."""
+        """Every rank that takes part in it."""
         return tuple(sorted({rank for ranks in self.sides.values() for rank in ranks} | set(self.ranks)))
 
     @property
     def is_seen_on_both_sides(self) -> bool:
-        """Whether recorders show all of it."""
+        """Whether recorders show both sides of it."""
         return len(self.sides) > 1
 
 
 def earliest(window: Window, analysis: Analysis | None, flights: Mapping[int, Flight]) -> Mismatch | None:
-    """Of the mismatches that the recorders show the one that was called first."""
+    """Return the mismatch that was called first, of those that the recorders show."""
     found = [one for one in analysis.deviations if _is_mismatch(window, one, flights)] if analysis else []
     if not found:
         return None
@@ -189,7 +190,10 @@ def earliest(window: Window, analysis: Analysis | None, flights: Mapping[int, Fl
 
 
 def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismatch:
-    """Where calls are alike, one that was left out shows only when the others come to an end: counts tell when it was."""
+    """Find the step in which a call was left out, from the counts.
+
+    If all calls are alike, the recorders show a missing one only when the others come to an end.
+    """
     if seen.kind != "order" or not seen.is_clear:
         return seen
     counts = window.calls.counts.get(seen.group, ())
@@ -206,10 +210,10 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
 
 
 def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Behind] | None:
-    """(group, who, the others, how far) where a rank left out a whole round of calls, and what the rounds average parts with it.
+    """Return (group, ranks, others, how far) if ranks left out a whole round of calls, and what these rounds average differs since.
 
-    Each call then meets the others' next, of the same size, and nothing fails. That calls are counted to another step here than there
-    proves nothing by itself: replicas that part in that step do.
+    Each call then meets the others' next, of the same size, and nothing fails. That ranks count calls for different steps
+    proves nothing by itself, but replicas that begin to differ in that step do.
     """
     partings = [parting for name in AVERAGED if (parting := find_parting(window, name))]
     for group, counts in window.calls.counts.items() if partings else ():
@@ -225,9 +229,9 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
 
 
 def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> bool:
-    """Whether one of these made that step, or one beside it, with no backward pass: it took one too many, and left out no call.
+    """Whether one of these ranks made that step, or one beside it, without a backward pass: it took one step too many, and left out no call.
 
-    A call at the border of two steps may count to either.
+    A call at the border of two steps may count for either.
     """
     passes = dict(window.values("micro_steps"))
     around = (passes[each] for each in (step - 1, step, step + 1) if each in passes)
@@ -237,7 +241,7 @@ def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> 
 def of_counts(
     group: str, ranks: tuple[int, ...], others: tuple[int, ...], found: Behind, flights: Mapping[int, Flight]
 ) -> Mismatch:
-    """What the counts show, with what the recorders still hold of it."""
+    """Make a mismatch from the counts, with what the recorders still hold of the call."""
     sequence = found.last + 1
     known = {rank: flight for rank, flight in flights.items() if rank in others}
     held = calls_at(known, group, sequence)
@@ -275,10 +279,10 @@ def _left_out_by(counts: Sequence[CallCounts], ranks: Sequence[int]) -> Behind |
 
 
 def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) -> bool:
-    """Whether it is proven, and ours: a rank that left a call out while all stand still is a stall."""
+    """Whether the deviation is proven, and for this detector: a rank that left out a call while all stand still is a stall."""
     concerned = {*one.ranks, *one.others}
     members = {group.ranks for flight in flights.values() for group in flight.groups if group.name == one.group}
-    # Ranks of different groups that have one name are not to be compared.
+    # Different groups of the same name must not be compared.
     if len(members - {()}) > 1 and not any(concerned <= set(ranks) for ranks in members):
         return False
     if one.kind == "order" and not one.is_clear and not _is_final(window, concerned):
@@ -286,12 +290,12 @@ def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) 
     late = [window.processes.delays[rank].overdue.tier for rank in concerned if rank in window.processes.delays]
     if one.kind not in KINDS:
         return not late and bool(_sides(flights, one))
-    # Ranks in a cycle have not met at one number: that they stay there must be known.
+    # Ranks in a cycle have not met at one number, so they must be known to stay there.
     return bool(_sides(flights, one)) or (len(late) == len(concerned) and set(late) == {"overdue"})
 
 
 def _is_final(window: Window, ranks: Collection[int]) -> bool:
-    """One of them has waited for too long, or is dead: two that called in another order do not get out of it."""
+    """Whether a rank is overdue or has failed: two ranks that called in different orders do not resolve that."""
     is_overdue = any(
         rank in window.processes.delays and window.processes.delays[rank].overdue.tier == "overdue" for rank in ranks
     )
@@ -299,7 +303,7 @@ def _is_final(window: Window, ranks: Collection[int]) -> bool:
 
 
 def began_ns(flights: Mapping[int, Flight], places: Collection[CallPlace]) -> dict[CallPlace, int]:
-    """(group, sequence) -> when the first rank entered it."""
+    """Return when the first rank entered each of these calls."""
     found: dict[CallPlace, int] = {}
     for flight in flights.values():
         for call in flight.calls:
@@ -310,7 +314,7 @@ def began_ns(flights: Mapping[int, Flight], places: Collection[CallPlace]) -> di
 
 
 def calls_at(flights: Mapping[int, Flight], group: str, sequence: int, *, is_p2p: bool = False) -> dict[int, Call]:
-    """Rank -> its call of this number."""
+    """Return each rank's call of this number."""
     return {
         rank: call
         for rank, flight in sorted(flights.items())
@@ -320,7 +324,7 @@ def calls_at(flights: Mapping[int, Flight], group: str, sequence: int, *, is_p2p
 
 
 def _sides(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int, ...]]:
-    """Who called what at that number; empty if they did not differ there."""
+    """Return who called what at that number; empty if they did not differ there."""
     if one.operation.startswith(MESSAGES):
         ends = calls_at(flights, one.group, one.sequence, is_p2p=True)
         senders = tuple(rank for rank in one.ranks if rank in ends and ends[rank].operation.startswith("send"))
@@ -329,13 +333,13 @@ def _sides(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int
     calls = calls_at(flights, one.group, one.sequence)
     sides = _by_text({rank: signature(call) for rank, call in calls.items() if rank in concerned})
     if len(sides) == 1 and one.others and concerned <= calls.keys() and one.expected != one.seen:
-        # Calls that are made as one have one number: the last of them agree, the others do not.
+        # Calls that are made together have one number: the last of them agree, the others do not.
         return {one.expected: one.others, one.seen: one.ranks}
     return sides if len(sides) > 1 else {}
 
 
 def _standing(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int, ...]]:
-    """In which call each rank of a cycle waits."""
+    """Return in which call each rank of a cycle waits."""
     texts: dict[int, str] = {}
     for rank in sorted({*one.ranks, *one.others} & flights.keys()):
         call = next((call for call in flights[rank].calls if not is_over(call)), None)
@@ -346,7 +350,7 @@ def _standing(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[
 
 
 def _by_text(texts: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    """The larger side first."""
+    """Group the ranks by text, the larger group first."""
     sides: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         sides.setdefault(text, []).append(rank)
@@ -354,7 +358,11 @@ def _by_text(texts: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
 
 
 def one_sided(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
-    """A rank aborted, and one is in a call that its own habit does not have there, of which nobody else's copy is new enough to tell."""
+    """Return the mismatch that one side alone shows.
+
+    A rank has aborted, and some rank is in a call that breaks its own pattern, while no other rank's copy is new enough to
+    contain it.
+    """
     aborted = {
         end.rank
         for end in window.processes.exits
@@ -383,7 +391,7 @@ def one_sided(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
 
 
 def _habit(calls: Sequence[Call], last: Call) -> Call | None:
-    """What a rank's own pattern of calls lets expect in place of this one; None where there is no pattern."""
+    """Return the call that a rank's own pattern leads one to expect in place of this one; None if there is no pattern."""
     before = [call for call in calls if call.sequence < last.sequence]
     texts = [signature(call) for call in before]
     for period in range(1, len(before) // REPEATS + 1):
@@ -395,7 +403,7 @@ def _habit(calls: Sequence[Call], last: Call) -> Call | None:
 
 
 def _kind(habit: Call, call: Call) -> str | None:
-    """How a call differs from what was expected; another operation may well be another part of the script."""
+    """Return how a call differs from the expected one; None for another operation, which may be another part of the script."""
     if habit.operation != call.operation or signature(habit) == signature(call):
         return None
     return "dtype" if habit.dtypes != call.dtypes else "shape"

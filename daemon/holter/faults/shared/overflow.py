@@ -1,4 +1,4 @@
-"""Whether a module that made the first Inf or NaN passed the range of its dtype."""
+"""Judges whether a module that made the first Inf or NaN exceeded the range of its dtype."""
 
 import math
 
@@ -7,15 +7,15 @@ from holter.records import Origin
 SUMS = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Conv1D",
 )  # fmt: skip
-"""Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
+"""Modules that only multiply and add: from finite numbers they can make Inf only by overflow."""
 WEIGHTS_ARE_BAD = "its own weights are not finite"
-"""How the replay says so: the largest weight is that of the finite ones."""
+"""The replay's reason if the module's own weights are not finite; `weight_absmax` is then the largest finite one."""
 
 
 def is_overflown(origin: Origin | None, headroom: float) -> bool | None:
-    """Whether magnitudes tell that the module's output passed its dtype's range; None: nobody measured them.
+    """Whether magnitudes show that the module's output exceeded its dtype's range; None if nobody measured them.
 
-    log(0) is -Inf as well, but what is finite beside it is small.
+    log(0) is -Inf too, but the finite numbers beside it are small.
     """
     if origin is None or not origin.module or origin.dtype_max <= 0:
         return None

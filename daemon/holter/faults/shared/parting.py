@@ -1,4 +1,4 @@
-"""When replicas parted, in which tensors, and what is said of it: roots compared first, tables of fingerprints where roots differ."""
+"""When replicas first differed, in which tensors, and the evidence: roots are compared first, then tables of fingerprints where roots differ."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,13 +9,13 @@ from holter.faults.window import ClassHistory, StepView, Window
 from holter.records import Evidence, Mark, Table, TableRequest
 
 RankGroups = tuple[tuple[int, ...], ...]
-"""Ranks with equal roots, the largest group first."""
+"""Groups of ranks with equal roots, the largest group first."""
 MATRIX = 2
-"""Dimensions from which on two tensors are not equal by chance."""
+"""Number of dimensions from which on two tensors are not equal by chance."""
 MIN_ROUNDED = 16
-"""Elements from which on a rank marks a tensor as rounded."""
+"""Number of elements from which on a rank marks a tensor as rounded."""
 RANKS_PER_GROUP = 2
-"""How many ranks with equal roots are asked for their tables."""
+"""Number of ranks with equal roots whose tables are asked for."""
 WORDS = {
     "parameters_before": "parameters before the optimizer's step",
     "gradients_reduced": "reduced gradients",
@@ -24,9 +24,9 @@ WORDS = {
     "parameters_after": "parameters after the optimizer's step",
     "optimizer_state": "the optimizers' state",
 }
-"""Classes of tensors in the order in which a step reads them."""
+"""Class of tensors -> words for it, in the order in which a step reads them."""
 ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
-"""Classes whose absence is worth a line."""
+"""Classes that are worth a line of evidence even if they were never compared."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Parting:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Everyone who was compared."""
+        """Every rank that was compared."""
         return tuple(sorted(rank for group in self.groups for rank in group))
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """Everyone outside the group that holds more than half of the ranks; empty if there is none such."""
+        """Ranks outside the group that holds more than half of them; empty if there is no such group."""
         largest, *others = self.groups
         return tuple(sorted(rank for group in others for rank in group)) if 2 * len(largest) > len(self.ranks) else ()
 
     def group_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Those ranks and all who agree with one of them."""
+        """Return those ranks and all that agree with one of them."""
         chosen = set(ranks)
         return tuple(sorted(rank for group in self.groups if chosen & set(group) for rank in group))
 
     def asked(self, max_ranks: int, per_group: int = RANKS_PER_GROUP) -> list[int]:
-        """Whose tables show the difference: some of each group, in turn."""
+        """Return the ranks whose tables will show the difference: some of each group, in turn."""
         rounds = (group[turn] for turn in range(per_group) for group in self.groups if turn < len(group))
         return [rank for rank, _ in zip(rounds, range(max_ranks), strict=False)]
 
@@ -66,19 +66,19 @@ class Difference:
     tensors: tuple[str, ...] = ()
     num_tensors: int = 0
     is_all: bool | None = None
-    """None: no tables. A tensor that is zero on every rank cannot differ and does not count."""
+    """Whether all tensors differ; None if there are no tables. A tensor that is zero on every rank cannot differ and is not counted."""
     odd_ranks: tuple[int, ...] = ()
     """Ranks with an implausible norm in a tensor that differs."""
     odd_text: str = ""
     has_norms: bool = False
     distance: float | None = None
-    """Largest distance of a tensor between ranks over its norm, estimated from sums and norms; None: those were not taken."""
+    """Largest relative distance of a tensor between ranks, estimated from sums and norms; None if those were not taken."""
     rounded_ranks: tuple[int, ...] = ()
-    """Ranks whose side of the difference has no low mantissa bits, while the others' has."""
+    """Ranks whose differing tensors have no low mantissa bits, while those of the others do."""
 
 
 def find_parting(window: Window, tensor_class: str) -> Parting | None:
-    """The first step at which ranks differed in this class; None if they never did, or the step is forgotten."""
+    """Return the first step at which ranks differed in this class; None if they never did, or the step is not remembered."""
     history = window.tensors.classes.get(tensor_class)
     if history is None or history.first_unequal_step is None:
         return None
@@ -90,26 +90,26 @@ def find_parting(window: Window, tensor_class: str) -> Parting | None:
 
 
 def agreed_since(window: Window, tensor_class: str, step: int) -> bool | None:
-    """Whether a later comparison found all ranks equal; None: there was no later one."""
+    """Whether a later comparison found all ranks equal; None if there was no later one."""
     later = [
         view.roots[tensor_class]
         for view in window.steps
         if view.step > step and tensor_class in view.roots and not view.missing
     ]
-    # A rank that checks at other steps than the rest is compared with nobody.
+    # A rank that checks at other steps than the rest is compared with no other.
     compared = [by_root for by_root in later if sum(map(len, by_root.values())) > 1]
     return any(len(by_root) == 1 for by_root in compared) if compared else None
 
 
 def parting_at(view: StepView, tensor_class: str) -> Parting:
-    """How ranks differ at one step in this class."""
+    """Return how ranks differ at one step in this class."""
     by_root = view.roots[tensor_class].values()
     groups = sorted((tuple(sorted(ranks)) for ranks in by_root), key=lambda group: (-len(group), group))
     return Parting(tensor_class, view.step, tuple(groups))
 
 
 def request(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> TableRequest | None:
-    """What is still to be asked for of these ranks' tables; None when each is there or cannot be had."""
+    """Return the request for those of these ranks' tables that are neither there nor unavailable; None if no such table is left."""
     keys = {rank: (tensor_class, step, rank) for rank in ranks}
     wanted = sorted(
         rank for rank, key in keys.items() if key not in window.tensors.tables and key not in window.tensors.unavailable
@@ -118,13 +118,13 @@ def request(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) 
 
 
 def tables_at(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> dict[int, Table]:
-    """Of these ranks' tables those that are there."""
+    """Return those of these ranks' tables that are there."""
     keys = {rank: (tensor_class, step, rank) for rank in ranks}
     return {rank: window.tensors.tables[key] for rank, key in keys.items() if key in window.tensors.tables}
 
 
 def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
-    """One column of a table by name, without the tensors that were not read; empty where the column was not taken."""
+    """Return one column of a table by tensor name, without tensors that were not read; empty if the column was not taken."""
     if len(values) != len(table.names):
         return {}
     rows = zip(table.names, table.fingerprints, values, strict=True)
@@ -132,7 +132,7 @@ def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
 
 
 def changed_alone(window: Window, parting: Parting, before_step: int, tensors: Iterable[str]) -> tuple[int, ...]:
-    """Ranks whose values of these tensors are not what they were at an earlier step, if others' still are."""
+    """Return the ranks whose values of these tensors have changed since an earlier step, if those of others have not."""
     now = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
     then = tables_at(window, parting.tensor_class, before_step, parting.ranks)
     names, moved, looked = set(tensors), set(), set()
@@ -154,9 +154,9 @@ def find_difference(
     implausible_ratio: float = 100.0,
     is_common_only: bool = False,
 ) -> Difference:
-    """Which tensors differ at a parting, as far as tables of both sides are there.
+    """Find which tensors differ at a parting, as far as tables of both sides are there.
 
-    A tensor that one side alone has differs too, unless `is_common_only`.
+    A tensor that only one side has differs too, unless `is_common_only`.
     """
     if parting is None:
         return Difference()
@@ -202,7 +202,7 @@ def _is_all(
 def _implausible(
     names: Iterable[str], norms: Mapping[int, Mapping[str, float]], parting: Parting, ratio: float
 ) -> tuple[tuple[int, ...], str]:
-    """Ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: it may be the sound side."""
+    """Return the ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: that may be the sound side."""
     for name in names:
         of_rank = {rank: values[name] for rank, values in norms.items() if name in values}
         finite = {rank: norm for rank, norm in of_rank.items() if math.isfinite(norm)}
@@ -216,7 +216,10 @@ def _implausible(
 
 
 def _distance(names: Iterable[str], tables: Mapping[int, Table]) -> float | None:
-    """A difference whose signs are random has a sum about as large as its norm; one that scales a tensor shows in the norm."""
+    """Estimate the largest relative distance of these tensors; None if a norm or sum is missing.
+
+    A difference with random signs has a sum about as large as its norm; one that scales a tensor shows in the norm.
+    """
     norms = [column(table, table.norms) for table in tables.values()]
     sums = [column(table, table.sums) for table in tables.values()]
     found = []
@@ -230,14 +233,14 @@ def _distance(names: Iterable[str], tables: Mapping[int, Table]) -> float | None
 
 
 def _large_enough(window: Window, names: Iterable[str]) -> Iterator[str]:
-    """Without those of so few elements that nobody marks them as rounded: they may be so by chance."""
+    """Leave out tensors with so few elements that ranks do not mark them as rounded: they may be so by chance."""
     census = next(iter(window.models.census.values()), None)
     small = {e.name for e in census.entries if math.prod(e.shape) < MIN_ROUNDED} if census else set[str]()
     return (name for name in names if name not in small)
 
 
 def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting, nearly_all: float) -> tuple[int, ...]:
-    """The ranks on whose side nearly every varying tensor that differs has been rounded, if on another side none was."""
+    """Return the ranks on whose side nearly every differing tensor has been rounded, if on another side almost none was."""
     marks = {rank: column(table, table.marks) for rank, table in tables.items()}
     flat = Mark.CONSTANT | Mark.ZERO
     telling = [
@@ -253,7 +256,7 @@ def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting
 
 
 def history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
-    """A line a class: since when its comparisons differ, and how many."""
+    """Yield one line per class: since when its comparisons differ, and how many."""
     for name, words in WORDS.items():
         history = classes.get(name)
         if history is None:
@@ -291,7 +294,7 @@ def _when(history: ClassHistory) -> str:
 
 
 def tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator[Evidence]:
-    """Which tensors of a class differ, and how far apart they are."""
+    """Yield which tensors of a class differ, and how far apart they are."""
     if parting is None:
         return
     what = f"{WORDS.get(parting.tensor_class, parting.tensor_class)}, step {parting.step}"
@@ -311,7 +314,7 @@ def tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator
 
 
 def majority_evidence(first: Parting) -> Evidence:
-    """Whether more than half of the ranks agree."""
+    """Return whether more than half of the ranks agree."""
     if not first.minority:
         return Evidence(
             kind="majority",

@@ -1,9 +1,9 @@
-"""Range tests: a learning rate that is raised until the loss breaks, on purpose, to learn how high it may be.
+"""Recognises range tests: a learning rate that is raised until the loss breaks, on purpose, to learn how high it may be.
 
     1e-7, 1.26e-7, 1.58e-7, ... 0.8                 by the same factor at every step, or every few, over three decades
-    1e-7, 0.011, 0.022, ... 0.8                     by equal steps, the first of them a hundredfold
+    1e-7, 0.011, 0.022, ... 0.8                     by equal steps, the first of which multiplies it by more than a hundred
 
-A warm-up by equal steps begins with about one of them, and so comes to no hundredfold in its first.
+A warm-up by equal steps starts at about one of these steps, so its first step multiplies the rate far less.
 """
 
 import math
@@ -20,15 +20,15 @@ from holter.records import Evidence, Finding
 
 DECADES, MIN_RATES = 3, 10
 FIRST_FACTOR = 100.0
-"""Of a rise by equal steps, what its first one multiplies the rate by."""
+"""Factor by which the first of equal steps must raise the rate."""
 ALIKE = 0.05
-"""Share by which two steps of the schedule may differ and be the same."""
+"""Relative difference up to which two rises count as the same."""
 FOLLOWING = 10
-"""Steps after it, in which the weights are put back and the first losses come."""
+"""Number of steps after the test in which its effects still show: weights are put back and the first losses come."""
 
 
 class RangeTest(NamedTuple):
-    """Where it began, the step after which it has no effect, and the rates."""
+    """The first step, the last step, and the rates of a range test."""
 
     first_step: int
     last_step: int
@@ -36,7 +36,7 @@ class RangeTest(NamedTuple):
     high: float
 
     def evidence(self) -> Evidence:
-        """The schedule that says so."""
+        """Return the schedule as evidence."""
         return Evidence(
             kind="schedule",
             summary=f"the learning rate rose from {self.low:.3g} to {self.high:.3g} by the same amount at every step from {self.first_step} to "
@@ -46,9 +46,9 @@ class RangeTest(NamedTuple):
 
 
 def range_test(window: Window) -> RangeTest | None:
-    """The newest one, or that which is going on."""
+    """Return the newest range test, which may still be running; None if there is none."""
     known = [(step, rate) for step, rate in finite(window.values("learning_rate")) if rate > 0]
-    # Each rate may be held for some steps.
+    # Each rate may be held for several steps.
     rates = known[:1] + [later for earlier, later in pairwise(known) if later[1] != earlier[1]]
     by_factor = _longest(rates, lambda one, two: math.log(two / one))
     by_steps = _longest(rates, lambda one, two: two - one, FIRST_FACTOR)
@@ -56,7 +56,7 @@ def range_test(window: Window) -> RangeTest | None:
 
 
 def _longest(rates: Points, rise: Callable[[float, float], float], first_factor: float = 1.0) -> RangeTest | None:
-    """The newest run of rates of which each is as much above the one before as the others are."""
+    """Return the newest run of rates with equal rises from one to the next."""
     found, begin, usual = None, 0, 0.0
     for place, ((step, one), (after, two)) in enumerate(pairwise(rates)):
         now = rise(one, two) / (after - step)
@@ -70,7 +70,7 @@ def _longest(rates: Points, rise: Callable[[float, float], float], first_factor:
 
 
 def apart_from_tests(window: Window, judge: Callable[[Window], Iterable[Finding]]) -> Iterator[Finding]:
-    """What a detector finds; what a range test brought about is information, and what came after it is judged by itself."""
+    """Yield a detector's findings, those caused by a range test as information only; what came after the test is judged by itself."""
     found = list(judge(window))
     test = range_test(window) if found else None
     if test is None:

@@ -15,29 +15,29 @@ from statistics import median
 from holter.faults.window import Spread, Window
 
 Points = list[tuple[int, float]]
-"""(step, value), ascending."""
+"""(step, value), ascending by step."""
 
 GAUSSIAN = 1.4826
-"""Median absolute deviation of a normal distribution times this is its standard deviation."""
+"""Factor from the median absolute deviation of a normal distribution to its standard deviation."""
 MIN_LOG_DEVIATION = 0.1
-"""A history without noise: a tenth is no news on a log scale."""
+"""Least deviation on a log scale, for a history without noise: a change of a tenth is no news."""
 MIN_RELATIVE_DEVIATION = 0.02
 BEYOND_RETURN = 1000.0
-"""Times its level that a number does not come back from."""
+"""A number this many times above its level does not come back."""
 ZERO_AT_FIRST = 1e-3
-"""Share of its level now that a loss began at, if it began at nothing."""
+"""A loss that began below this share of its present level began at zero."""
 OF_THE_ORDER_OF_ONE = 10.0
-"""What is above it is no penalty on a policy's distance."""
+"""A loss above this is not a penalty on a policy's distance."""
 POLICY = frozenset({"log.advantages", "log.ratio", "log.rewards", "ratio.first_deviation"})
-"""What only somebody who trains a policy logs."""
+"""Names that only a script that trains a policy logs."""
 CLIMB_STEPS, MIN_CLIMBS = 10, 5
-"""A climb is so many steps' median above that of the steps before, so many times in a row."""
+"""A climb: the median of so many steps is above that of the steps before, so many times in a row."""
 MAX_SLOPE_POINTS = 60
-"""Pairs grow with the square."""
+"""Number of points of which all pairs are compared; pairs grow with its square."""
 
 
 def finite(series: Iterable[tuple[int, Spread]]) -> Points:
-    """The mean over the ranks, where every rank's number was finite."""
+    """Return the means over the ranks, for steps where every rank's number was finite."""
     return [(step, spread.mean) for step, spread in series if not spread.num_nonfinite and math.isfinite(spread.mean)]
 
 
@@ -47,19 +47,19 @@ def values(points: Points) -> list[float]:
 
 
 def deviation(history: Sequence[float]) -> float:
-    """Robust standard deviation: scaled median absolute deviation from the median; 0 for a constant history."""
+    """Return the robust standard deviation: scaled median absolute deviation from the median; 0 for a constant history."""
     centre = median(history)
     return GAUSSIAN * median(abs(value - centre) for value in history)
 
 
 def score(value: float, history: Sequence[float]) -> float:
-    """How many robust deviations a value lies above its history."""
+    """Return how many robust deviations a value lies above its history."""
     centre = median(history)
     return (value - centre) / max(deviation(history), MIN_RELATIVE_DEVIATION * abs(centre), 1e-30)
 
 
 def log_score(value: float, history: Sequence[float]) -> float:
-    """The same on a log scale; values and history are positive, an infinite value is infinitely far."""
+    """Return the same on a log scale, for positive values; inf for an infinite value."""
     if math.isinf(value):
         return math.inf
     logs = [math.log(past) for past in history]
@@ -67,12 +67,12 @@ def log_score(value: float, history: Sequence[float]) -> float:
 
 
 def levels(series: Sequence[float], width: int = 5) -> list[float]:
-    """Running median: what the series keeps to for `width` values, whatever a single one does."""
+    """Return the running median over `width` values, which single values do not move."""
     return [median(series[i : i + width]) for i in range(len(series) - width + 1)]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Theil-Sen: the median of the slopes of all pairs, of at most `MAX_SLOPE_POINTS` points spread over the series."""
+    """Return the Theil-Sen slope: the median slope of all pairs, of at most `MAX_SLOPE_POINTS` points spread over the series."""
     stride = max(1, math.ceil(len(points) / MAX_SLOPE_POINTS))
     kept = points[::stride]
     rises = [(b - a) / (t - s) for i, (s, a) in enumerate(kept) for t, b in kept[i + 1 :] if t != s]
@@ -85,7 +85,7 @@ LOST = 0.8
 
 @dataclass(frozen=True)
 class Rise:
-    """A number left its best stretch upward and stays above it."""
+    """A number has left its best stretch upward and stays above it."""
 
     first_step: int
     last_step: int
@@ -94,31 +94,31 @@ class Rise:
     best: float
     """Level of the best stretch."""
     noise: float
-    """Robust deviation there."""
+    """Robust deviation in the best stretch."""
     now: float
     """Level of the last steps."""
     num_steps: int
-    """For how many steps it has stayed up."""
+    """Number of steps for which it has stayed up."""
     best_step: int = 0
-    """Where its best stretch begins."""
+    """The step at which its best stretch begins."""
 
     @property
     def factor(self) -> float:
-        """How many times its best level, for a number that is positive."""
+        """How many times its best level it is now; inf if that level is not positive."""
         return self.now / self.best if self.best > 0 else math.inf
 
     @property
     def is_beyond_return(self) -> bool:
-        """Whether it is so far up that it does not come back."""
+        """Whether it is so high that it does not come back."""
         return self.now > BEYOND_RETURN * max(abs(self.best), abs(self.start))
 
 
 def find_rise(
     points: Points, *, stretch: int = 20, stay: int = 30, deviations: float = 8.0, factor: float = 2.0
 ) -> Rise | None:
-    """Far above the best stretch, above half of the way back to the start, for at least `stay` steps until now, and not falling.
+    """Return a rise far above the best stretch, and above half of the way back to the start, for at least `stay` steps until now, and not falling.
 
-    A run that got from 1.4 to 0.0001 and bounces to 0.01 has lost a hundredth of its way: no rise.
+    A run that got from 1.4 to 0.0001 and bounces to 0.01 has lost a hundredth of its way: no rise. None if there is none.
     """
     series = values(points)
     if len(series) <= stretch + stay:
@@ -144,9 +144,9 @@ def find_rise(
 
 
 def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: float) -> int:
-    """Since when it has gone up from each ten steps to the next, five times or more, to at least this level; else the end of the series.
+    """Return the index since which the series has climbed from each ten steps to the next, at least five times, to at least `least`; else its length.
 
-    Spikes, restarts and harder batches go up at once, and then not further.
+    Spikes, restarts and harder batches go up at once, and then no further.
     """
     begin = len(series)
     blocks: list[float] = []
@@ -160,9 +160,9 @@ def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: fl
 
 
 def is_surrogate(window: Window, losses: Points, rise: Rise) -> bool:
-    """Whether a loss that rises is a policy's, which is about zero whatever it learns and grows with the distance from its reference.
+    """Whether a rising loss is a policy's, which is about zero whatever it learns and grows with the distance from its reference.
 
-    Told by what is logged beside it, or by a loss that began at zero: there is nothing that it was trained down from.
+    This shows in what is logged beside it, or in a loss that began at zero: it was never trained down.
     """
     if rise.now > OF_THE_ORDER_OF_ONE:
         return False
@@ -171,7 +171,7 @@ def is_surrogate(window: Window, losses: Points, rise: Rise) -> bool:
 
 
 def _begin_of_stay(series: Sequence[float], limit: float, floor: int) -> int:
-    """Since when nine of ten values, the last of them in any case, have been above the limit."""
+    """Return the index since which nine of ten values, and the last one, have been above the limit."""
     first, num_below = len(series), 0
     for i in range(len(series) - 1, floor - 1, -1):
         if series[i] > limit:
@@ -184,6 +184,6 @@ def _begin_of_stay(series: Sequence[float], limit: float, floor: int) -> int:
 
 
 def _is_falling(stay: Sequence[float], best: float) -> bool:
-    """Whether a third of the height was lost again."""
+    """Whether a third of the height has been lost again."""
     part = max(5, len(stay) // 3)
     return median(stay[-part:]) - best < 0.67 * (median(stay[:part]) - best)

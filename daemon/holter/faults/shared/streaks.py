@@ -1,7 +1,7 @@
-"""What ranks reported several times in a row: one odd observation is chance, three are a state.
+"""Finds what ranks reported several times in a row: one odd observation is chance, three are a state.
 
-The notes of one rank are compared with each other. Where many ranks take turns in reporting, no rank reports often enough alone: then
-steps count at which every rank that reported showed it.
+The notes of one rank are compared with each other. If many ranks take turns in reporting, no single rank reports often
+enough; then those steps count at which every rank that reported showed it.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,25 +20,25 @@ class Streak(Generic[T]):
     """The earliest notes in a row that show one thing."""
 
     ranks: tuple[int, ...]
-    """Who shows it so often in a row, or is one note short of it."""
+    """The ranks that show it so often in a row, or one time less."""
     notes: tuple[NoteWithBody[T], ...]
-    """As many as were asked for, ascending: of the rank that had them first, or of everyone who spoke."""
+    """As many notes as were asked for, ascending: of the rank that had them first, or of all ranks that reported."""
 
     @property
     def first_step(self) -> int:
-        """The first note's step."""
+        """The step of the first note."""
         return self.notes[0][0].step
 
     @property
     def last(self) -> NoteWithBody[T]:
-        """The note that completed it."""
+        """The note that completed the streak."""
         return self.notes[-1]
 
 
 def find_streak(
     window: Window, kind: type[T], is_bad: Callable[[T], bool], *, at_least: int, min_steps: int = 0
 ) -> Streak[T] | None:
-    """The earliest streak of so many notes that span so many steps; None if there is none."""
+    """Return the earliest streak of at least so many notes over so many steps; None if there is none."""
     said = list(window.notes_of(kind))
     by_rank: dict[int, list[NoteWithBody[T]]] = {}
     for one in said:
@@ -66,7 +66,7 @@ def _longest(notes: Iterable[NoteWithBody[T]], is_bad: Callable[[T], bool]) -> l
 
 
 def _first_enough(run: list[NoteWithBody[T]], at_least: int, min_steps: int) -> list[NoteWithBody[T]] | None:
-    """The shortest beginning of a run that is long enough in notes and in steps."""
+    """Return the shortest beginning of a run that is long enough in notes and in steps."""
     for end in range(at_least, len(run) + 1):
         if run[end - 1][0].step - run[0][0].step >= min_steps:
             return run[:end]

@@ -1,6 +1,6 @@
-"""How the ranks' models differ in structure: names, whole shapes, order, dtypes and frozenness of what all of them hold, replicas or shards.
+"""Compares the structure of the ranks' models: names, whole shapes, order, dtypes and frozenness of what all of them hold, replicas or shards.
 
-Equal censuses are one object, so that comparing 16,000 healthy ranks compares none.
+Equal censuses are one object, so comparing 16,000 healthy ranks compares none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,44 +11,44 @@ from holter.faults.window import Window
 from holter.records import Census, Component, TensorEntry
 
 MAX_DISTINCT = 64
-"""Different censuses that are compared; the rest is left aside."""
+"""Number of different censuses that are compared; the rest are ignored."""
 
 
 @dataclass(frozen=True)
 class StructureDifference:
-    """Names of tensors by what differs about them, and the ranks by what they have."""
+    """Names of tensors by how they differ, and ranks by what they have."""
 
     groups: tuple[tuple[int, ...], ...]
     """Ranks with equal structure, the largest group first."""
     presence: tuple[str, ...] = ()
-    """On some ranks only."""
+    """Tensors that only some ranks have."""
     shapes: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    """The same names, in another order."""
+    """Tensors of the same names in another order."""
     frozen: tuple[str, ...] = ()
-    """Frozen on some ranks and trained on others."""
+    """Tensors that are frozen on some ranks and trained on others."""
     dtypes: tuple[str, ...] = ()
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """What each is, in the first group and in the first that differs from it."""
+    """Name of a tensor -> what it is in the first group, and in the first group that differs from it."""
 
     @property
     def is_any(self) -> bool:
-        """Whether there is a difference at all."""
+        """Whether there is any difference."""
         return bool(self.presence or self.shapes or self.order or self.frozen or self.dtypes)
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All that differ."""
+        """The names of all tensors that differ."""
         return tuple(dict.fromkeys((*self.presence, *self.shapes, *self.order, *self.frozen, *self.dtypes)))
 
 
 def distinct_censuses(window: Window, limit: int | None = MAX_DISTINCT) -> list[Census]:
-    """The ranks' censuses, equal ones once, for they are one object; at most so many that looking at all entries stays cheap."""
+    """Return the ranks' censuses, equal ones once; at most `limit`, so that looking at all entries stays cheap."""
     return list({id(census): census for census in window.models.census.values()}.values())[:limit]
 
 
 def compare_structures(window: Window) -> StructureDifference | None:
-    """How the attached ranks' models differ; None while a rank has not told, or where all are equal."""
+    """Return how the attached ranks' models differ; None if they are equal, or while a rank's census is missing."""
     if not window.attached or any(rank not in window.models.census for rank in window.attached):
         return None
     holders: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ def compare_structures(window: Window) -> StructureDifference | None:
 
 
 def _structure(census: Census, world_size: int) -> tuple[TensorEntry, ...]:
-    """What must be equal, without what may differ: values, buffers, shards, who holds it."""
+    """Return what must be equal on all ranks, without what may differ: values, buffers, shards, component."""
     return tuple(
         TensorEntry(
             entry.name,
@@ -83,7 +83,7 @@ def _structure(census: Census, world_size: int) -> tuple[TensorEntry, ...]:
 
 
 def replicated_entries(census: Census, world_size: int) -> Iterator[TensorEntry]:
-    """Parameters of the components that all ranks hold, each the whole or a known part: a shard counts by its whole shape."""
+    """Yield the parameters of components that all ranks hold, whole or in known parts; a shard has the shape of the whole."""
     whole = [_is_over_all(census, place, world_size) for place in range(max(1, len(census.components)))]
     for entry in census.entries:
         is_whole = whole[entry.component] if entry.component < len(whole) else False
@@ -102,7 +102,7 @@ def _is_over_all(census: Census, place: int, world_size: int) -> bool:
 
 
 def _merged(groups: tuple[tuple[int, ...], ...], structures: list[tuple[TensorEntry, ...]]) -> StructureDifference:
-    """Each group against the first."""
+    """Compare each group with the first."""
     found: dict[str, dict[str, None]] = {what: {} for what in ("presence", "shapes", "order", "frozen", "dtypes")}
     words: dict[str, tuple[str, str]] = {}
     first = structures[0]
@@ -115,7 +115,7 @@ def _merged(groups: tuple[tuple[int, ...], ...], structures: list[tuple[TensorEn
 
 def _compared(first: tuple[TensorEntry, ...], other: tuple[TensorEntry, ...]) -> Iterator[tuple[str, str, str, str]]:
     mine, theirs = {entry.name: entry for entry in first}, {entry.name: entry for entry in other}
-    # A component that one side does not hold replicated at all is not comparable; a tensor within one is.
+    # A component that one side does not hold replicated at all cannot be compared; a single tensor of one can.
     for name, entry in mine.items():
         if name not in theirs and entry.is_replicated and theirs:
             yield "presence", name, "there", "not there"
@@ -146,7 +146,7 @@ def _frozenness(entry: TensorEntry) -> str:
 
 
 def common_module(tensors: tuple[str, ...]) -> tuple[str, ...]:
-    """The module that holds all of them, if there is one, then each one's own."""
+    """Return the innermost module that holds all of them, if there is one, then each tensor's own module."""
     own = modules_of(tensors)
     if not own:
         return ()

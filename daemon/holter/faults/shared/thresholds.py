@@ -1,4 +1,4 @@
-"""Thresholds that say within which bounds they make sense, and the one check of all of them.
+"""Thresholds with bounds, and one check of all of them.
 
     min_steps: int = threshold(3, at_least=2)  # Once is a coincidence.
     lost_steps: int = threshold(20, at_least="min_steps")
@@ -20,14 +20,14 @@ TESTS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "a
 
 
 def threshold(default: T, **bounds: float | str) -> T:
-    """A field of a detector with this default; bounds as in `TESTS`."""
+    """Return a field of a detector with this default; bounds are named as in `TESTS`."""
     assert bounds.keys() <= TESTS.keys(), bounds
     made: Any = field(default=default, metadata={"bounds": bounds})
     return made  # type: ignore[no-any-return]
 
 
 def check_thresholds(detector: Any) -> None:
-    """Refuse the first threshold that is out of its bounds, named as the user wrote it. NaN is within none."""
+    """Raise ValueError for the first threshold out of its bounds, named as the user wrote it. NaN is within no bounds."""
     for one in fields(detector):
         bounds, value = one.metadata.get("bounds", {}), getattr(detector, one.name)
         for word, limit in bounds.items():
