@@ -52,7 +52,7 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
-        *(rank_extension(name) for name in ("crash_notice", "termination", "living", "samples")),
+        *(rank_extension(name) for name in ("attempt", "crash_notice", "termination", "living", "samples")),
         rank_extension("latch", "page"),
         rank_extension(
             "rows",

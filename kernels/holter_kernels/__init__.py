@@ -13,7 +13,7 @@ from holter_kernels.api import backend, fingerprint, merge, summarize
 from holter_kernels.cpu import set_num_threads
 from holter_kernels.devices import side_stream
 from holter_kernels.passes import Pass, Reading
-from holter_kernels.seen import SeenTensors, see
+from holter_kernels.seen import SeenTensors, kinds, see
 from holter_kernels.table import Table
 from holter_kernels.tree import root, tree
 from holter_kernels.warm import CompiledKernel, WarmUp, warm_up
@@ -27,6 +27,7 @@ __all__ = [
     "WarmUp",
     "backend",
     "fingerprint",
+    "kinds",
     "merge",
     "root",
     "see",

@@ -83,18 +83,20 @@ class CpuPass:
 
     def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> "Done":
         """Compute the rows now."""
-        sources = placement.look(tensors)
+        return Done(*self.compute(tensors, placement))
+
+    def compute(self, tensors: Sequence[torch.Tensor], placement: Placement) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows and histograms."""
+        sources = placement.sources if placement.is_known else placement.look(tensors)
         self.left_out = len(sources.left_out)
         if self._generation != placement.generation:
             self._plan = Plan(sources=sources)
             self._partials = np.empty(len(self._plan.chunks), ROW)
             self._generation = placement.generation
-        self._plan.bases = placement.bases
-        return self._run(self._plan, len(tensors), sources.bits_only)
-
-    def _run(self, plan: Plan, num_rows: int, bits_only: list[int]) -> "Done":
-        rows = np.empty(num_rows, ROW)
-        bins = np.empty((num_rows, NUM_BINS), np.uint64) if self._wants_bins else None
+        plan = self._plan
+        plan.bases = placement.bases
+        rows = np.empty(len(plan.bases), ROW)
+        bins = np.empty((len(rows), NUM_BINS), np.uint64) if self._wants_bins else None
         if native is None:
             self._run_reference(plan, rows, bins)
         else:
@@ -107,7 +109,7 @@ class CpuPass:
                 sampled=self._mode == "sampled",
                 num_threads=_settings["num_threads"],
             )
-        return Done(blank(rows, bits_only), bins)
+        return blank(rows, sources.bits_only) if sources.bits_only else rows, bins
 
     def _run_reference(self, plan: Plan, rows: np.ndarray, all_bins: np.ndarray | None) -> None:
         chunks, first = plan.chunks, plan.first_chunk

@@ -31,7 +31,9 @@ class Placement:
         self._layouts = np.zeros((0, 2), np.uint64)
         self._seen = b""
         """Layouts of the last list if it was a `SeenTensors`; otherwise empty."""
-        self._is_valid = self._is_plain = self._is_as_before = False
+        self._is_valid = self._is_plain = False
+        self.is_known = False
+        """Whether the list that was asked about last was as the one before, but for addresses."""
         self._specs: list[object] = []
         self.sources = Sources()
         """The result of the last look tensor by tensor; its runs still hold."""
@@ -42,10 +44,14 @@ class Placement:
 
     def is_as_before(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors have the sizes, dtypes and devices of the last ones, one by one; `bases` then holds their addresses."""
+        if type(tensors) is SeenTensors and tensors.layouts == self._seen and self._is_valid:
+            self.bases = np.frombuffer(tensors.addresses, np.uint64)
+            self._is_plain = self.is_known = True
+            return True
         found = self._compare(tensors)
         self._is_plain = found is not None
-        self._is_as_before = self._is_valid and found in (_SAME, _MOVED)
-        return self._is_as_before
+        self.is_known = self._is_valid and found in (_SAME, _MOVED)
+        return self.is_known
 
     def look(self, tensors: Sequence[torch.Tensor]) -> Sources:
         """Return how these tensors are laid out.
@@ -53,7 +59,7 @@ class Placement:
         If `is_as_before` has just said so, this is the previous result; otherwise each tensor is examined, and what
         cannot be read in place is copied.
         """
-        if self._is_as_before:
+        if self.is_known:
             return self.sources
         sources = look(tensors)
         if sources.signature != self.sources.signature or not self.generation:

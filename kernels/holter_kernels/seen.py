@@ -26,6 +26,7 @@ except ImportError:
 
 SYMBOLS = (
     ("libc10.so", "_ZNK3c1010TensorImpl4gradEv"),
+    ("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv"),
     ("libtorch_cpu.so", "_ZNK2at10TensorBase8_versionEv"),
     ("libtorch_cpu.so", "_ZN2at6native12is_inferenceERKNS_6TensorE"),
     ("libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE"),
@@ -90,6 +91,12 @@ def see(tensors: list[Any], *, gradients: bool = False) -> SeenTensors | None:
     return SeenTensors(found, lambda: list(map(_gradient, tensors)) if gradients else tensors)
 
 
+def kinds(tensors: list[Any]) -> Any:
+    """What is equal as long as every one of these keeps its dtype, and requires a gradient or does not."""
+    found = _native.kinds(tensors, PLAIN_TYPES) if is_sound() else None
+    return [(tensor.requires_grad, tensor.dtype) for tensor in tensors] if found is None else found
+
+
 @lru_cache(maxsize=1)
 def is_sound(symbols: tuple[tuple[str, str], ...] = SYMBOLS) -> bool:
     """Whether torch's functions exist and agree with Python on tensors of every kind."""
@@ -123,8 +130,15 @@ def _is_right() -> bool:
         owner.grad = gradient
     owners[0].grad.add_(1)
     found, of_gradients = see_unchecked(seen), see_unchecked(owners, gradients=True)
-    is_seen = _says(found, seen) and _says(of_gradients, [owner.grad for owner in owners])
+    is_seen = _says(found, seen) and _says(of_gradients, [owner.grad for owner in owners]) and _knows_kinds(owners)
     return is_seen and all(see_unchecked([each]) is None for each in _other()) and not _has_seen_other_gradients()
+
+
+def _knows_kinds(trained: list[torch.nn.Parameter]) -> bool:
+    told = [_native.kinds([p], PLAIN_TYPES) for p in trained]
+    frozen = [_native.kinds([p.detach()], PLAIN_TYPES) for p in trained]
+    is_each_its_own = len(set(told + frozen)) == 2 * len({p.dtype for p in trained})
+    return is_each_its_own and _native.kinds(trained, PLAIN_TYPES) == b"".join(told)
 
 
 def see_unchecked(tensors: list[Any], *, gradients: bool = False) -> Any:

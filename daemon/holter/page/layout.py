@@ -60,6 +60,7 @@ or whose stores arrived out of order (no barrier is to be had from Python; x86 n
 sequence and is read again, a few times, then called torn.
 """
 
+import functools
 import mmap
 import struct
 import sys
@@ -227,17 +228,21 @@ def decode_identity(header: bytes, file_bytes: int) -> PageIdentity:
 class Latch:
     """A place in the page at which the latest value of something is published."""
 
-    __slots__ = ("_checks", "_form", "_seen", "_sequence", "_slots", "_whole", "_words")
+    __slots__ = ("_checks", "_form", "_seen", "_sequence", "_slots", "_words", "put")
 
     def __init__(self, data: memoryview, words: memoryview, offset: int, form: struct.Struct) -> None:
         starts = (offset + WORD_BYTES, offset + 2 * WORD_BYTES + form.size)
         self._form = form
-        self._whole = data[offset : starts[1] + WORD_BYTES + form.size]
+        whole = data[offset : starts[1] + WORD_BYTES + form.size]
         self._words = words
         self._sequence = offset // WORD_BYTES
         self._checks = tuple(start // WORD_BYTES for start in starts)
         self._slots = tuple(data[start + WORD_BYTES : start + WORD_BYTES + form.size] for start in starts)
         self._seen = 0
+        self.put: Callable[[bytes], None] = (
+            self.publish_by_python if _publish is None else functools.partial(_publish, whole)
+        )
+        """Replace the value by one that is packed already."""
 
     @property
     def is_written(self) -> bool:
@@ -246,10 +251,7 @@ class Latch:
 
     def publish(self, *values: int | bytes) -> None:
         """Replace the value. Only one thread may publish; a restarted publisher continues the count of the previous one."""
-        if _publish is not None:
-            _publish(self._whole, self._form.pack(*values))
-        else:
-            self.publish_by_python(self._form.pack(*values))
+        self.put(self._form.pack(*values))
 
     def publish_by_python(self, body: bytes) -> None:
         """Publish by Python alone: the definition of what the C extension does, and its replacement."""

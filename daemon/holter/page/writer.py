@@ -22,6 +22,7 @@ from zlib import crc32
 from holter.errors import PageError
 from holter.page.layout import (
     DROPPED,
+    HEARTBEAT,
     REWIND_STEP,
     RING_OFFSET,
     WORD_BYTES,
@@ -96,7 +97,7 @@ class PageWriter:
             self._count_drop(page)
             return
         try:
-            page.heartbeat.publish(step, phase, micro_step, at_ns)
+            page.heartbeat.put(HEARTBEAT.pack(step, phase, micro_step, at_ns))
         except struct.error:  # not an integer of 64 bits
             self._count_drop(page)
         finally:

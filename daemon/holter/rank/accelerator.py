@@ -5,7 +5,7 @@ has begun to use it.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,8 @@ from holter_kernels import devices
 
 GRAPHS = ("CUDAGraph", "XPUGraph", "NPUGraph")
 _ask = getattr(torch._C, "_get_accelerator", torch.accelerator.current_accelerator)  # noqa: SLF001
-_is_any_autocast_on = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)  # noqa: SLF001  nothing public asks in one call
+is_autocast_on: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)  # noqa: SLF001  nothing public asks in one call
+"""Whether operations are cast, on the host or on it."""
 _known: dict[int, str] = {}
 """How many modules there were when torch was last asked -> what it said."""
 
@@ -48,6 +49,8 @@ def has_streams() -> bool:
 
 def is_capturing() -> bool:
     """Whether a graph is being captured on this thread's stream: what is started now would become a part of it."""
+    if _known.get(len(sys.modules)) == "":
+        return False
     asked = getattr(module(), "is_current_stream_capturing", None)
     if asked is None:
         return False
@@ -68,11 +71,6 @@ def graph_makers() -> list[tuple[Any, ...]]:
     """Who has `make_graphed_callables`: of each make, all modules by which a script may call it."""
     found = (getattr(torch, name, None) for name in {"cuda", kind()})
     return [(each, getattr(each, "graphs", each)) for each in found if hasattr(each, "make_graphed_callables")]
-
-
-def is_autocast_on() -> bool:
-    """Whether operations are cast, on the host or on it."""
-    return bool(_is_any_autocast_on())
 
 
 class IndexedGenerator:

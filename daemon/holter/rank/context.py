@@ -4,7 +4,7 @@ import array
 import functools
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepLog
-from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device, pipeline_stage
+from holter.rank.readings.batches import HOST, MAX_LEAVES, Inputs, Leaf, leaves, on_device, pipeline_stage
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.loss_lines import LossTrace
@@ -88,12 +88,12 @@ class StepInputs:
         if call is not None and (self.last is None or self.last.model() is not call.model()):
             self.num_models += 1
         self.last, self.stage = call, pipeline_stage()
-        if call is not None and len(self.unread) < MAX_LEAVES:
+        if call is not None and call.device is not HOST and len(self.unread) < MAX_LEAVES:
             self.unread += on_device(call)
 
-    def give_back(self, tensors: Iterable[torch.Tensor]) -> None:
+    def give_back(self, output: object) -> None:
         """A model returns from a call of training: until its backward pass begins that is kept, if it is little."""
-        for tensor in tensors:
+        for tensor in (output,) if isinstance(output, torch.Tensor) else [t for _, t in leaves(output, "")]:
             if self.outputs is None:
                 return
             is_kept = len(self.outputs) < MAX_OUTPUTS and tensor.is_cpu and tensor.nbytes <= MAX_OUTPUT_BYTES
@@ -245,10 +245,9 @@ class Context:
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
-        interrupted = self.phases.enter(phase)
         log = self.log
         self.writer.page.beat(log.step, phase, log.now.passes.num_done, clock.wall_ns())
-        return interrupted
+        return self.phases.enter(phase)
 
 
 def in_phase(context: Context, phase: Phase, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,12 @@ _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: S
 
 
 Result = TypeVar("Result")
+_attempting: Callable[..., Any] | None
+try:
+    from holter.rank._attempt import attempting as _attempting
+except ImportError:
+    # There was no compiler.
+    _attempting = None
 
 
 class Guard:
@@ -47,13 +53,15 @@ class Guard:
         self._thread: int | None = None
         self._autograd: int | None = None
         """The thread of autograd's that computes it."""
+        if _attempting is not None:
+            self.attempt = _attempting(self._failed)  # type: ignore[method-assign]
 
     def wrap(self, hook: Callable[..., Any], thread: HookThread = "training") -> Callable[..., None]:
         """The same hook, harmless and timed; it returns nothing, because torch takes a hook's result for a new value."""
 
         @functools.wraps(hook)
         def harmless(*args: Any, **kwargs: Any) -> None:
-            if not self.is_on or not self._may_run_in(thread):
+            if not self.is_on or (self._thread != threading.get_ident() and not self._may_run_in(thread)):
                 return
             started = clock.monotonic_s()
             computed = clock.thread_s() if self._depth == 0 else 0.0
@@ -73,14 +81,17 @@ class Guard:
         return harmless
 
     def attempt(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
-        """One part of a hook by itself: what it raises is counted and said once, and the rest of the hook goes on; None then."""
+        """One part of a hook by itself: what it raises is counted and said once, and the rest of the hook goes on; None then. Native where there was a compiler."""
         try:
             return call(*args, **kwargs)
-        except Exception as error:
-            if is_from_signal_handler(error):
-                raise
-            self.count(getattr(call, "__qualname__", type(call).__name__), error)
+        except Exception as error:  # noqa: BLE001 - what is not ours is raised again
+            self._failed(call, error)
             return None
+
+    def _failed(self, call: Callable[..., Any], error: Exception) -> None:
+        if is_from_signal_handler(error):
+            raise error
+        self.count(getattr(call, "__qualname__", type(call).__name__), error)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -28,14 +28,14 @@ from holter.rank.mesh import EVERYONE, IGNORED, OWN, Holders
 from holter.rank.search import living, parameters_of, top_level, unique, variable_of
 from holter.records import MeshAxis, View
 from holter.records.rank import is_ignored
-from holter_kernels import SeenTensors, see
+from holter_kernels import SeenTensors, kinds, see
 
 logger = logging.getLogger("holter")
 FLAT = "FullyShardedDataParallel"
 """FSDP's first kind: what it trains are flat shards."""
 REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
-_gradient, _dtype, _kind = attrgetter("grad"), attrgetter("dtype"), attrgetter("requires_grad", "dtype")
+_gradient, _dtype = attrgetter("grad"), attrgetter("dtype")
 _tensor = itemgetter(1)
 MAX_LEFT_OUT = 0.125
 """Of the parameters that train: what a script leaves out by mistake is little; the cut layers of a hand-made split are many."""
@@ -59,6 +59,9 @@ class Model:
         self._root = weakref.ref(root, self._forget)
         self.prefix = prefix
         self.wrapper = type(root).__name__
+        ddp = _ddp(root)
+        self._ddp = None if ddp is None else weakref.ref(ddp)
+        self._inner = weakref.ref(_inner(root) or root)
         self.is_active = False
         """The thread that we watch has called or optimized it. Another thread's gradients must not even be looked at: autograd
         writes them without the interpreter's lock."""
@@ -89,7 +92,7 @@ class Model:
         self._tables: list[dict[str, Any]] = []
         """Where its modules keep their submodules, parameters and buffers."""
         self._parts: list[Any] = []
-        self._kinds: list[tuple[bool, torch.dtype]] = []
+        self._kinds: Any = []
         self._buffer_dtypes: list[torch.dtype] = []
         self._is_placed = False
         """Some parameters are DTensors."""
@@ -112,12 +115,12 @@ class Model:
     @property
     def inner(self) -> torch.nn.Module | None:
         """The script's own module, without its wrapper."""
-        return _inner(self._root())
+        return self._inner() if self._root() is not None else None
 
     @property
     def ddp(self) -> Any:
         """Its DDP wrapper; None if there is none."""
-        return _ddp(self._root())
+        return self._ddp() if self._ddp is not None else None
 
     @property
     def is_replicated(self) -> bool:
@@ -158,11 +161,11 @@ class Model:
         buffers = [(self.prefix + name, b) for name, b in inner.named_buffers()]
         signature: list[Any] = [(name, id(p), p.requires_grad, p.dtype) for name, p in parameters]
         signature += [(name, b.dtype) for name, b in buffers]
-        self._kinds = [(p.requires_grad, p.dtype) for _, p in parameters]
         self._buffer_dtypes = [b.dtype for _, b in buffers]
         changed = signature != self._signature
         self._signature, self.parameters, self.buffers = signature, parameters, buffers
         self.tensors = [p for _, p in parameters]
+        self._kinds = kinds(self.tensors)
         self._is_placed = any(hasattr(p, "placements") for _, p in parameters)
         self._find_holders(ddp)
         return changed
@@ -170,8 +173,7 @@ class Model:
     def has_thawed(self) -> bool:
         """Whether a parameter froze, thawed or was cast since the last refresh: cheap to ask."""
         return (
-            list(map(_kind, self.tensors)) != self._kinds
-            or list(map(_dtype, map(_tensor, self.buffers))) != self._buffer_dtypes
+            kinds(self.tensors) != self._kinds or list(map(_dtype, map(_tensor, self.buffers))) != self._buffer_dtypes
         )
 
     def learn_reduced(self, name: str, parameter: torch.Tensor) -> None:
@@ -461,16 +463,28 @@ class Models:
         self._models: list[Model] = []
         self._components: list[Model] = []
         self._local_buffers = local_buffers
-        self._has_lost = False
+        self.has_lost = False
+        """The script let go of one: the lists are put right when somebody goes through them."""
         self.on_forget: list[Callable[[], None]] = [self._note_lost]
         """Called when the script has let go of a model, by those who hold its tensors."""
         self.generation = 0
         """Grows whenever the list of tensors changed."""
 
     def __iter__(self) -> Iterator[Model]:
-        if self._has_lost:
+        if self.has_lost:
             self._drop_lost()
         return iter(self._models)
+
+    def outline(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[int]:
+        """What changes whenever other tensors are watched, or held by these optimizers."""
+        if self.has_lost:
+            self._drop_lost()
+        found = [self.generation]
+        for optimizer in optimizers:
+            found.append(id(optimizer))
+            for group in optimizer.param_groups:
+                found.append(len(group["params"]))  # noqa: PERF401 - a generator is a call for each
+        return found
 
     def active(self) -> list[Model]:
         """Those that the watched thread trains."""
@@ -478,7 +492,7 @@ class Models:
 
     def components(self) -> list[Model]:
         """Frozen modules that training calls at every step, in the order of their names."""
-        if self._has_lost:
+        if self.has_lost:
             self._drop_lost()
         return [model for model in self._components if model.is_active]
 
@@ -488,10 +502,10 @@ class Models:
 
     def _note_lost(self) -> None:
         # Called in any thread, at any moment: the lists are put right by those who next go through them.
-        self._has_lost = True
+        self.has_lost = True
 
     def _drop_lost(self) -> None:
-        self._has_lost = False
+        self.has_lost = False
         models = [model for model in self._models if model.root is not None]
         components = [model for model in self._components if model.root is not None]
         counted = len(self._models) + sum(model.is_active for model in self._components)
@@ -504,13 +518,17 @@ class Models:
 
     def of(self, module: torch.nn.Module) -> Model | None:
         """The model whose own module this is."""
-        for model in self:
-            if model.root is module or model.inner is module:
+        if self.has_lost:
+            self._drop_lost()
+        for model in self._models:
+            if model._root() is module or model.inner is module:  # noqa: SLF001
                 return model
         return None
 
     def note_call(self, module: torch.nn.Module, step: int) -> bool:
         """Training called a frozen component; False if this module is none."""
+        if not self._components:
+            return False
         component = next((model for model in self._components if model.root is module), None)
         if component is not None and not component.is_active:
             component.note_call(step)
@@ -649,8 +667,8 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> Sequence[Any]:
 
 def applied_to(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The parameters that this optimizer holds."""
-    lists: list[list[Any]] = [group["params"] for group in optimizer.param_groups]
-    return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
+    groups: list[dict[str, list[Any]]] = optimizer.param_groups
+    return groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
 
 
 def has_none(gradients: Sequence[Any]) -> bool:

@@ -204,8 +204,10 @@ class Monitor:
 
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
-        step, snapshots, attempt = self.steps.next_step, self.context.undo.snapshots, self.context.guard.attempt
-        if not attempt(self.context.undo.rewind.forward_begins, step):
+        context = self.context
+        step, snapshots, attempt = self.steps.next_step, context.undo.snapshots, context.guard.attempt
+        call = context.inputs.last
+        if not attempt(context.undo.rewind.forward_begins, step, call.random_state if call is not None else None):
             return
         if self._past.is_needed:
             attempt(self._past.begin, step)
@@ -214,30 +216,29 @@ class Monitor:
 
     def _on_call(self, module: torch.nn.Module) -> None:
         """A model is called in training; its buffers are compared in the first of several micro-steps."""
-        attempt = self.context.guard.attempt
-        if self.context.inputs.stage is not None:
+        context = self.context
+        attempt = context.guard.attempt
+        if context.inputs.stage is not None:
             attempt(self._stage_times.begin)
         self._on_forward()
         if accelerator.kind():
             attempt(self._kernels.see, module)
         attempt(self._batches.see_call)
-        model = self.context.models.of(module)
+        model = context.models.of(module)
         if model is None:
             return
         model.is_active = True
-        if self.context.log.micro_step == 0 and attempt(self._comparison.is_due):
+        if context.world_size > 1 and context.log.micro_step == 0 and attempt(self._comparison.is_due):
             attempt(self._comparison.buffers, model)
         attempt(self._inspection.begin, module)
         attempt(self._routing.begin, module)
 
     def _on_any_call(self, module: torch.nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """A model is called, in training or not; `given` is what it is called with."""
-        self.context.guard.attempt(self._regions.begin, module, given)
+        if accelerator.is_autocast_on():
+            self.context.guard.attempt(self._regions.begin, module, given)
         if not module.training:
             self._data.overlap.evaluation_call(lambda: list(leaves(given, "input")))
-
-    def _see_output(self, output: object) -> None:
-        self.context.inputs.give_back(tensor for _, tensor in leaves(output, ""))
 
     def _see_samples(self, fetched: list[FetchedBatch]) -> None:
         """A backward pass begins: which samples it is about."""
@@ -249,51 +250,62 @@ class Monitor:
 
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
         attempt = self.context.guard.attempt
-        attempt(self._regions.end, module, output)
-        attempt(self._modes.see, module, output)
+        if accelerator.is_autocast_on():
+            attempt(self._regions.end, module, output)
+        if torch.is_grad_enabled():
+            attempt(self._modes.see, module, output)
+            if module.training:
+                if self.context.inputs.stage is not None:
+                    attempt(self._stage_times.end, "forward")
+                attempt(self.context.inputs.give_back, output)
         if self._routing.is_open:
             attempt(self._routing.returned, module)
-        if module.training and torch.is_grad_enabled():
-            attempt(self._stage_times.end, "forward")
-            attempt(self._see_output, output)
         self._inspection.failed()
 
     def _on_backward(self) -> None:
         """A backward pass begins: by now the models exist."""
-        attempt = self.context.guard.attempt
+        context = self.context
+        attempt = context.guard.attempt
         attempt(self.steps.end_open_step)
-        attempt(self.context.undo.rewind.backward_begins)
-        self.context.hold.known_finite.clear()
-        self.context.gradient_answers.clear()
+        attempt(context.undo.rewind.backward_begins)
+        context.hold.known_finite.clear()
+        context.gradient_answers.clear()
         fetched = attempt(self._data.trained) or []
         attempt(self._batches.begin_backward, fetched)
         attempt(self._see_samples, fetched)
         for call in self._always:
             attempt(call)
-        if len(sys.modules) != self._num_modules or self.context.log.step % LOOK_EVERY == 0:
+        is_first = context.log.now.passes.num_done == 0
+        if len(sys.modules) != self._num_modules or context.log.step % LOOK_EVERY == 0:
             self._num_modules = len(sys.modules)
             for call in self.before_backward:
                 attempt(call)
-        attempt(self._calls.find_wrapped)
-        if not self._is_searched and not list(self.context.models):
+        if self._calls.wrapped:
+            attempt(self._calls.find_wrapped)
+        if not self._is_searched and not list(context.models):
             attempt(self._find_models)
-        attempt(self._gradients.follow_order)
-        if self.context.log.micro_step == 0:
-            attempt(self._components.look)
+        if not self._gradients.ready_order:
+            attempt(self._gradients.follow_order)
+        if is_first:
+            if context.log.step >= self._components.next_step:
+                attempt(self._components.look)
             attempt(self._vitals.begin_backward)
-        if self.context.inputs.stage is not None:
+        if context.inputs.stage is not None:
             attempt(self._stage_times.begin)
 
     def _on_backward_end(self) -> None:
-        attempt = self.context.guard.attempt
-        attempt(self._stage_times.end, "backward")
+        context = self.context
+        attempt = context.guard.attempt
+        if context.inputs.stage is not None:
+            attempt(self._stage_times.end, "backward")
         attempt(self._gradients.unfollow_order)
         attempt(self._inspection.end)
         if self._routing.is_open:
             attempt(self._routing.end)
-        attempt(self._scales.backward_ended)
+        if not self._scales.is_told:
+            attempt(self._scales.backward_ended)
         attempt(self._comparison.note_reduction)
-        if attempt(self._comparison.is_due):
+        if context.world_size > 1 and attempt(self._comparison.is_due):
             attempt(self._comparison.reduced_gradients)
             attempt(self._comparison.randomness)
 

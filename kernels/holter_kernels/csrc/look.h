@@ -6,6 +6,7 @@
 
 PyObject *py_look(PyObject *self, PyObject *args);
 PyObject *py_see(PyObject *self, PyObject *args);
+PyObject *py_kinds(PyObject *self, PyObject *args);
 PyObject *py_bind(PyObject *self, PyObject *args);
 
 #endif

@@ -157,6 +157,7 @@ static PyMethodDef methods[] = {
     {"run", py_run, METH_VARARGS, "run(chunks, partials, first_chunk, jobs, rows, bases, bins or None, mode, num_threads)"},
     {"look", py_look, METH_VARARGS, "look(dlpack functions, tensors, types, layouts, addresses)"},
     {"see", py_see, METH_VARARGS, "see(tensors, types, of their gradients)"},
+    {"kinds", py_kinds, METH_VARARGS, "kinds(tensors, types): a byte each, of its dtype and whether it requires a gradient"},
     {"bind", py_bind, METH_VARARGS, "bind(functions, tensor, implementation, bytes of an object)"},
     {"fingerprint", py_fingerprint, METH_VARARGS, "fingerprint(address, count, offset, code, width)"},
     {"set_keys", py_set_keys, METH_VARARGS, "set_keys(places, rows, dtypes)"},

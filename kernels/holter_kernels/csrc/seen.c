@@ -21,6 +21,7 @@ typedef int32_t (*ask_pointer)(const tensor_word *, void **);
 /* In the order of `seen.SYMBOLS`. */
 static struct {
     const tensor_word *(*gradient)(const void *implementation);
+    bool (*is_trained)(const void *implementation);
     int64_t (*version)(const tensor_word *);
     bool (*is_inference)(const tensor_word *), (*is_negated)(const tensor_word *);
     ask_int32 layout, dtype, device_type;
@@ -73,26 +74,42 @@ static int is_one_of(PyObject *object, PyObject *types)
     return 0;
 }
 
-static int see_all(PyObject *tensors, PyObject *types, int is_of_gradients, uint64_t *addresses, uint64_t *versions, struct layout *layouts)
+/* What the step has pushed out of the caches is fetched for all of them at once, instead of one after another. */
+static void fetch(const void *implementation)
+{
+    for (size_t at = 0; at < 192; at += 64)
+        __builtin_prefetch((const char *)implementation + at);
+}
+
+/* The implementation of each tensor of a list; -1: one is of another type, or none. */
+static int find_all(PyObject *tensors, PyObject *types, tensor_word *words)
 {
     for (Py_ssize_t k = 0; k < PyList_Size(tensors); k++) {
         PyObject *object = PyList_GetItem(tensors, k);
         if (!is_one_of(object, types))
             return -1;
-        const tensor_word *tensor = (const tensor_word *)((const char *)object + word_at);
-        if (!*tensor || *tensor == undefined)
+        words[k] = *(const tensor_word *)((const char *)object + word_at);
+        if (!words[k] || words[k] == undefined)
             return -1;
-        if (is_of_gradients)
-            tensor = torch.gradient(*tensor);
-        if (see(tensor, &addresses[k], &versions[k], &layouts[k]))
-            return -1;
+        fetch(words[k]);
     }
+    return 0;
+}
+
+static int see_all(tensor_word *words, Py_ssize_t count, int is_of_gradients, uint64_t *addresses, uint64_t *versions, struct layout *layouts)
+{
+    for (Py_ssize_t k = 0; is_of_gradients && k < count; k++)
+        fetch(words[k] = *torch.gradient(words[k]));
+    for (Py_ssize_t k = 0; k < count; k++)
+        if (see(&words[k], &addresses[k], &versions[k], &layouts[k]))
+            return -1;
     return 0;
 }
 
 PyObject *py_see(PyObject *self, PyObject *args)
 {
     PyObject *tensors, *types, *out[3] = {NULL}, *result = NULL;
+    tensor_word *words = NULL;
     int is_of_gradients;
     (void)self;
     if (!PyArg_ParseTuple(args, "O!O!p", &PyList_Type, &tensors, &PyTuple_Type, &types, &is_of_gradients))
@@ -105,16 +122,52 @@ PyObject *py_see(PyObject *self, PyObject *args)
     for (int k = 0; k < 3; k++)
         if (!(out[k] = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizes[k])) || !(to[k] = PyBytes_AsString(out[k])))
             goto release;
-    if (see_all(tensors, types, is_of_gradients, to[0], to[1], to[2])) {
+    if (!(words = PyMem_Malloc((size_t)(count + 1) * sizeof *words))) {
+        PyErr_NoMemory();
+        goto release;
+    }
+    if (find_all(tensors, types, words) || see_all(words, count, is_of_gradients, to[0], to[1], to[2])) {
         result = Py_None;
         Py_INCREF(result);
     } else {
         result = PyTuple_Pack(3, out[0], out[1], out[2]);
     }
 release:
+    PyMem_Free(words);
     for (int k = 0; k < 3; k++)
         Py_XDECREF(out[k]);
     return result;
+}
+
+/* A byte for each tensor: torch's number of its dtype, and whether it requires a gradient. */
+PyObject *py_kinds(PyObject *self, PyObject *args)
+{
+    PyObject *tensors, *types, *kinds = NULL;
+    int is_plain = 1;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyTuple_Type, &types))
+        return NULL;
+    if (!word_at)
+        Py_RETURN_NONE;
+    Py_ssize_t count = PyList_Size(tensors);
+    tensor_word *words = PyMem_Malloc((size_t)(count + 1) * sizeof *words);
+    if (!words)
+        return PyErr_NoMemory();
+    if (!(kinds = PyBytes_FromStringAndSize(NULL, count)))
+        goto release;
+    char *to = PyBytes_AsString(kinds);
+    is_plain = !find_all(tensors, types, words);
+    for (Py_ssize_t k = 0; is_plain && k < count; k++) {
+        int32_t dtype = 0;
+        is_plain = !torch.dtype(&words[k], &dtype);
+        to[k] = (char)(dtype << 1 | torch.is_trained(words[k]));
+    }
+release:
+    PyMem_Free(words);
+    if (!kinds || is_plain)
+        return kinds;
+    Py_DECREF(kinds);
+    Py_RETURN_NONE;
 }
 
 /* bind(addresses of functions, a tensor without gradient, where its implementation is, bytes of an object of its type); no addresses: nothing is seen from now on. */

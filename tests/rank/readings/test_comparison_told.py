@@ -34,7 +34,7 @@ ODD = {
 
 def rows_of(tensors: list[torch.Tensor], places: list[int]) -> FingerprintRows:
     traits = DtypeTraits.of([tensor.dtype for tensor in tensors])
-    return FingerprintRows.of(summarize(tensors, histogram="off"), np.array(places, dtype=np.int64), traits)
+    return FingerprintRows(np.array(places, dtype=np.int64), summarize(tensors, histogram="off").rows, traits)
 
 
 def assert_same(rows: FingerprintRows, chosen: Selection) -> None:

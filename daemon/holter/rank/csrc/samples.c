@@ -274,7 +274,27 @@ static PyObject *survey(PyObject *self, PyObject *args)
     return Py_BuildValue("dddd", low, high, mean, sqrt(squares / (double)count));
 }
 
+/* Memory that seldom changes: nothing is made for it while it does not. */
+static PyObject *kept(PyObject *self, PyObject *args)
+{
+    Py_ssize_t address, num_bytes;
+    PyObject *last;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "nnS", &address, &num_bytes, &last))
+        return NULL;
+    if (!address || num_bytes < 0) {
+        PyErr_SetString(PyExc_ValueError, "no memory");
+        return NULL;
+    }
+    if (PyBytes_Size(last) == num_bytes && !memcmp(PyBytes_AsString(last), (const void *)address, (size_t)num_bytes)) {
+        Py_INCREF(last);
+        return last;
+    }
+    return PyBytes_FromStringAndSize((const char *)address, num_bytes);
+}
+
 static PyMethodDef methods[] = {
+    {"kept", kept, METH_VARARGS, "kept(address, num_bytes, last): the bytes there, the very object `last` if they are the same."},
     {"survey", survey, METH_VARARGS, "Least, largest, mean and standard deviation; None: something is not finite."},
     {"sign", sign, METH_VARARGS, "Fingerprints of rows."},
     {"visit", visit, METH_VARARGS, "Put fingerprints into a table and look them up in another."},

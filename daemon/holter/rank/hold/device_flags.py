@@ -103,6 +103,8 @@ class DeviceFlags:
         """The last step of each optimizer that its device decides on."""
         self._answers: deque[_Answer] = deque()
         self._num_given = 0
+        self.has_given = False
+        """Some step was left to a device."""
         self._left_out: LeftOut | None = None
         self._untold: Callable[[], None] = lambda: None
         """Of the step that was left out: who is called once it is acted on."""
@@ -128,6 +130,7 @@ class DeviceFlags:
             place = self._slots[device][self._num_given % NUM_SLOTS]
             place.copy_(sticky, non_blocking=True)
         self._num_given += 1
+        self.has_given = True
         self._given[optimizer] = given, scalers
         self._steps[optimizer] = step
         optimizer.found_inf = given
@@ -155,6 +158,8 @@ class DeviceFlags:
 
     def take_back(self, optimizer: torch.optim.Optimizer) -> None:
         """The step is over, however it ended."""
+        if not self.has_given:
+            return
         given, before = self._given.pop(optimizer, (None, None))
         if given is None or getattr(optimizer, "found_inf", None) is not given:
             return

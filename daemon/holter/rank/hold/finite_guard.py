@@ -65,7 +65,7 @@ class FiniteGuard:
     def __init__(self, context: Context, wait_s: float = 0.0) -> None:
         self._context = context
         self._wait_s = wait_s
-        self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._numbers: dict[weakref.ref[torch.optim.Optimizer], int] = {}
         self._owed: list[tuple[int, GradientAnswer]] = []
         """Readings that a device has not answered, with their steps."""
         self.flags = context.hold.flags
@@ -108,22 +108,21 @@ class FiniteGuard:
             return not (is_flagged and getattr(optimizer, "grad_scale", None) is None)
         return self._num_scaling > 0 and not self._is_unscaled
 
-    def finds(self, optimizer: torch.optim.Optimizer, *, is_torn: bool = False, is_shard: bool = False) -> bool:
-        """Whether something that is not finite is about to be applied, as far as is known before it is."""
-        is_flagged = self.is_flagged(optimizer) and not is_shard
+    def finds(self, optimizer: torch.optim.Optimizer, *, is_torn: bool = False, is_flagged: bool = False) -> bool:
+        """Whether something that is not finite is about to be applied, as far as is known before it is. Flagged: its device leaves it out by itself."""
         if self._is_answered_for(optimizer, is_flagged=is_flagged):
             return False
         held = self._held(optimizer)
-        known = self._context.gradient_answers.find(held) if held else None
+        known = self._context.gradient_answers.find(held) if type(held) is SeenTensors or held else None
         if known is not None and known.table is not None and not has_nonfinite(known.table):
             return False
         gradients = self._unshown(held)
-        if not gradients:
+        if type(gradients) is not SeenTensors and not gradients:
             if is_flagged:
                 self._give(optimizer, None, [], is_torn=is_torn)
             return False
         tables: list[Any] = []
-        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        number = self._numbers.setdefault(weakref.ref(optimizer), len(self._numbers))
         context = self._context
         answer = context.gradient_answers.read(context, f"applied{number}", gradients, tables.append)
         device = device_of(gradients)
@@ -220,6 +219,8 @@ class FiniteGuard:
 
     def left_out(self, step: int) -> LeftOut | None:
         """The first step that the device left out, if this is the step before which to act on it."""
+        if not self.flags.has_given:
+            return None
         began_s = clock.monotonic_s()
         if self._wait_s > 0:
             self.flags.wait(step - RUN_AHEAD, self._wait_s)
@@ -294,7 +295,7 @@ class Shards:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._split: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._split: dict[weakref.ref[torch.optim.Optimizer], tuple[int, bool]] = {}
         """By optimizer: the number of its parameters, and whether one of them was split then."""
         self._is_stage = False
         """This rank trains a stage of a pipeline: a NaN of another stage's need not come to it."""
@@ -304,7 +305,9 @@ class Shards:
         """The first step that is not finite on any rank, as far as is known before this one is applied; `bad_step` is our own."""
         context = self._context
         peers = context.hold.peers
-        if peers is None or peers.is_over or not (self._is_split(optimizer) or self._is_first_of_stage()):
+        if peers is None:
+            return bad_step
+        if peers.is_over or not (self._is_split(optimizer) or self._is_first_of_stage()):
             self._tell_loss()
             return bad_step
         self._asked_step = context.log.step
@@ -338,18 +341,21 @@ class Shards:
     def _is_split(self, optimizer: torch.optim.Optimizer) -> bool:
         if optimizer in self._context.frameworks.partitioned:
             return True
-        num_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        known = self._split.get(optimizer)
+        num_parameters = 0
+        for group in optimizer.param_groups:
+            num_parameters += len(group["params"])
+        known = self._split.get(weakref.ref(optimizer))
         if known is None or known[0] != num_parameters:
             held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
             known = num_parameters, any(map(is_split, held.values())) or self._context.models.has_flat(held.keys())
-            self._split[optimizer] = known
+            self._split[weakref.ref(optimizer)] = known
         return known[1]
 
     def _tell_loss(self) -> None:
         context = self._context
         peers = context.hold.peers
-        if peers is None or not peers.loss:
+        assert peers is not None, "they are asked"
+        if not peers.loss:
             return
         what, peers.loss = f"shards are not agreed on any more: {peers.loss}", ""
         say(f"rank {context.writer.rank}: {what}; one that is not finite is held on its own rank alone")

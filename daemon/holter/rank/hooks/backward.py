@@ -153,8 +153,12 @@ class LossProbe:
         self._context.guard.attempt(self._on_begin)
         self._interrupted = self._context.enter(Phase.BACKWARD)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
-        given = self._context.inputs.take_unread()
+        loss = None
+        for root in roots:
+            if isinstance(root, torch.Tensor) and root.requires_grad:
+                loss = root
+                break
+        given = self._context.inputs.take_unread() if self._context.inputs.unread else []
         if loss is None:
             return
         self._context.guard.attempt(self._read, loss, given)
@@ -179,6 +183,8 @@ class LossProbe:
             self._learn(step, value := float(raw))
             if not math.isfinite(value):
                 self._context.guard.attempt(self._trace, loss)
+            if not given:
+                return
             raw = None
         number, first = step.passes.num_done, 0 if raw is None else 1
         asked = ([] if raw is None else [raw]) + [tensor for _, tensor in given]

@@ -21,7 +21,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of `step` was given one; `args` begins with the optimizer."""
-    return any(given is not None for given in (*args[1:], kwargs.get("closure")))
+    return (len(args) > 1 and any(given is not None for given in args[1:])) or kwargs.get("closure") is not None
 
 
 def is_followed(optimizer: torch.optim.Optimizer) -> bool:

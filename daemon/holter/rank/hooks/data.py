@@ -125,6 +125,9 @@ class DataProbe:
 
     def trained(self) -> list[FetchedBatch]:
         """A backward pass begins: the batches that were fetched for it, in order."""
+        if not self._recent:
+            self._before = []
+            return []
         recent = list(self._recent)
         self._recent.clear()
         fetched = {batch.origin.loader.number: batch.origin for batch in recent}

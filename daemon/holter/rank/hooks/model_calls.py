@@ -32,6 +32,9 @@ from holter.records import Phase
 EVENT = "holter.detached"
 FIRST_STEP = 1
 SECOND_STEP = 32
+LATER_STEPS = 4
+"""From one time that the second look would cost too much to the next."""
+NEVER = sys.maxsize
 SECOND_LOOK_SHARE = 0.002
 """The second look may take this share of the time since the first."""
 
@@ -70,7 +73,8 @@ class CallProbe:
         self._registration: Any = None
         self._handles: list[Any] = []
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._wrapped: list[weakref.ref[torch.nn.Module]] = []
+        self.wrapped: list[weakref.ref[torch.nn.Module]] = []
+        """What DDP has wrapped since somebody last asked for it to be added."""
         self._interrupted: list[Phase] = []
         self._removed: list[tuple[dict[int, Any], int, Any]] = []
         self._num_hookless = 0
@@ -121,15 +125,15 @@ class CallProbe:
 
     def find_wrapped(self) -> None:
         """Add what DDP has wrapped since the last look to the models."""
-        while self._wrapped:
-            root = self._wrapped.pop(0)()
+        while self.wrapped:
+            root = self.wrapped.pop(0)()
             if root is not None:
                 self._context.models.add(root)
 
     def _notice(self, parent: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
         if name == "module" and isinstance(parent, DistributedDataParallel):
             # DDP is still in its constructor: its attributes are read when its module is first called.
-            self._wrapped.append(weakref.ref(parent))
+            self.wrapped.append(weakref.ref(parent))
             self.follow(child)
         elif name == "_orig_mod" and _is_compiled(parent):
             self.follow_compiled(parent)
@@ -138,7 +142,8 @@ class CallProbe:
         context, attempt = self._context, self._context.guard.attempt
         # First: its end takes it back, whatever fails between.
         self._interrupted.append(context.phases.phase)
-        attempt(self.find_wrapped)
+        if self.wrapped:
+            attempt(self.find_wrapped)
         if attempt(context.models.note_call, module, context.log.step):
             # A frozen component's call is a part of whatever calls it.
             return
@@ -233,19 +238,22 @@ class ComponentProbe:
     def __init__(self, context: Context, calls: CallProbe) -> None:
         self._context = context
         self._calls = calls
+        self.next_step = FIRST_STEP
+        """Before it there is nothing to do."""
         self._num_looks = 0
         self._took_s = 0.0
         self._looked_at = 0.0
 
     def look(self) -> None:
         """A step begins: look if it is time to."""
-        step = self._context.log.step
-        if self._num_looks > 1 or step < (SECOND_STEP if self._num_looks else FIRST_STEP):
+        step, started = self._context.log.step, clock.monotonic_s()
+        if step < self.next_step:
             return
-        started = clock.monotonic_s()
         if self._num_looks and self._took_s > SECOND_LOOK_SHARE * (started - self._looked_at):
+            self.next_step = step + LATER_STEPS
             return
         self._num_looks += 1
+        self.next_step = NEVER if self._num_looks > 1 else SECOND_STEP
         for component in self._context.models.discover_components():
             self._calls.follow(component.root)
         self._looked_at = clock.monotonic_s()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from holter.rank import accelerator
 from holter.rank.context import Context
+from holter.rank.mesh import GROUPS
 from holter.records import Group, Groups, OnDevice
 
 NUM_TELLERS = 3
@@ -36,7 +37,7 @@ class GroupProbe:
 
     def look(self) -> None:
         """Tell the groups that are new; asks nobody, and costs nothing while there are none."""
-        if not dist.is_available() or not dist.is_initialized():
+        if not GROUPS:
             return
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; the guard counts it if this is gone
         seen = len(world.pg_names), world.group_count

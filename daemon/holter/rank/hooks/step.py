@@ -138,7 +138,10 @@ class StepProbe:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and still exist, in order of their first step."""
-        alive = [optimizer for reference in self._known if (optimizer := reference()) is not None]
+        alive = []
+        for reference in self._known:
+            if (optimizer := reference()) is not None:
+                alive.append(optimizer)  # noqa: PERF401 - a comprehension is a call of its own
         if len(alive) < len(self._known):
             self._known = [reference for reference in self._known if reference() is not None]
         return alive
@@ -169,7 +172,7 @@ class StepProbe:
 
     def end_open_step(self) -> None:
         """A backward pass begins: what stepped before it is a step of its own."""
-        if self._drop_raised():
+        if self._depth and self._drop_raised():
             self._is_applying = self._is_straggler = False
             self._context.enter(self._interrupted)
         if self._stepped and not self._depth:
@@ -184,7 +187,7 @@ class StepProbe:
 
     def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
         context = self._context
-        is_after_raised = self._drop_raised(is_beginning=True)
+        is_after_raised = self._depth > 0 and self._drop_raised(is_beginning=True)
         self._depth += 1
         if self._depth > 1:
             return
@@ -201,14 +204,17 @@ class StepProbe:
             self._attempt(self._learn_optimizer, optimizer)
         # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
         self._is_straggler = (
-            not context.log.micro_step
+            not context.log.now.passes.num_done
             and not self._stepped
             and self._current not in self._last
             and any(other() is not None for other in self._last)
         )
         self._attempt(self._take_census)
-        with context.gradient_answers.held(optimizer):
+        context.gradient_answers.hold(optimizer)
+        try:
             self._look_at_applied(optimizer, has_closure=has_closure)
+        finally:
+            context.gradient_answers.let_go()
         if context.undo.snapshots is not None:
             self._attempt(context.undo.snapshots.settle)
         self._is_applying = True
@@ -242,8 +248,8 @@ class StepProbe:
 
     def _take_census(self) -> None:
         models, step = self._context.models, self._context.log.step
-        is_thorough = step % THAW_EVERY == 0
-        if step % REFRESH_EVERY == 0 or (is_thorough and models.has_thawed()):
+        is_thorough = step % REFRESH_EVERY == 0
+        if is_thorough or (step % THAW_EVERY == 0 and models.has_thawed()):
             models.refresh()
         if models.generation != self._generation:
             self._generation = models.generation
@@ -278,8 +284,6 @@ class StepProbe:
 
     def _drop_raised(self, *, is_beginning: bool = False) -> bool:
         """Forget calls of `step` that raised; True if the outermost is among them."""
-        if not self._depth:
-            return False
         num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
         while frame is not None:
             num_running += frame.f_code is self._caller
@@ -403,7 +407,7 @@ class StepProbe:
         if is_flagged and self._context.undo.rewind.past is not None:
             self._context.undo.rewind.past.need(step.step)
         is_known = step.suspects.is_applied and not is_flagged
-        if not is_known and not self._finite.finds(optimizer, is_torn=self.is_torn(), is_shard=is_shard):
+        if not is_known and not self._finite.finds(optimizer, is_torn=self.is_torn(), is_flagged=is_flagged):
             return False
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
@@ -434,29 +438,31 @@ class StepProbe:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
+        is_compared = context.world_size > 1 and self._attempt(self._comparison.is_possible)
         self._attempt(self._batches.observe, is_check=is_check)
-        self._attempt(self._comparison.hyperparameters, together)
+        if is_compared:
+            self._attempt(self._comparison.hyperparameters, together)
         self._attempt(self._modes.settle, together)
-        self._attempt(self._vitals.glance, together)
-        self._attempt(self._scales.before_step, together)
-        if not is_check and not plan.is_after_check(step):
-            return
-        if self._attempt(self._comparison.is_possible):
+        self._attempt(self._vitals.glance, together, is_check=is_check)
+        if not self._scales.is_told:
+            self._attempt(self._scales.before_step, together)
+        if is_compared and (is_check or plan.is_after_check(step)):
             self._attempt(self._comparison.parameters, "before", together)
-            if is_check and has_gradients:
-                self._attempt(self._comparison.gradients, optimizer)
+            if is_check:
+                if has_gradients:
+                    self._attempt(self._comparison.gradients, optimizer)
+                self._attempt(self._comparison.frozen)
         if is_check:
-            self._attempt(self._comparison.frozen)
             self._attempt(self._vitals.before_step, together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
-        if weakref.ref(optimizer) not in self._last:
+        if len(self._last) == 1 or weakref.ref(optimizer) not in self._last:
             return [optimizer]
         return [other for other in self.optimizers if weakref.ref(other) in self._last]
 
     def _compare_after(self) -> None:
-        if self._comparison.is_due():
+        if self._context.world_size > 1 and self._comparison.is_due():
             first = next(optimizer for optimizer in self.optimizers if weakref.ref(optimizer) in self._stepped)
             self._attempt(self._comparison.parameters, "after", self._taking_part(first))
             self._attempt(self._comparison.optimizer_state, first)

@@ -120,11 +120,14 @@ class Schedule:
         self._budget, self._floor_s = budget, floor_s
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._own_s: deque[float] = deque(maxlen=WINDOW)
+        self._sums_s = [0.0, 0.0]
+        """Of both, our own first."""
         self._fixed_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._gradients_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._check_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._device_s: dict[bool, deque[float]] = {is_check: deque(maxlen=NUM_SAMPLES) for is_check in (False, True)}
         """Of steps without and with a comparison."""
+        self._has_device = False
         self.is_small = False
         """The models have few parameters."""
         self._thinning = 0
@@ -133,7 +136,7 @@ class Schedule:
     @property
     def overhead_ratio(self) -> float:
         """What holter took of the recent steps, as a share of what they would have taken without it."""
-        own_s, all_s = sum(self._own_s), sum(self._step_s)
+        own_s, all_s = self._sums_s
         # A device that is busy with readings alone leaves nothing to compare them with.
         return own_s / max(all_s - own_s, all_s / 100, 1e-9)
 
@@ -158,6 +161,7 @@ class Schedule:
         """
         self._num_steps += 1
         self._device_s[bool(check_s)].append(device_s)
+        self._has_device |= device_s > 0
         # The first steps count here: a setting that follows one bad measurement gets no second one for long.
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
@@ -165,8 +169,14 @@ class Schedule:
             self._check_s.append(max(check_s, computed_s - self._usual_s()) if self._fixed_s else check_s)
         if self._num_steps <= SETTLED_STEPS:
             return
+        own_s += device_s
+        if len(self._step_s) == WINDOW:
+            self._sums_s[0] -= self._own_s[0]
+            self._sums_s[1] -= self._step_s[0]
         self._step_s.append(step_s)
-        self._own_s.append(own_s + device_s)
+        self._own_s.append(own_s)
+        self._sums_s[0] += own_s
+        self._sums_s[1] += step_s
         self._fixed_s.append(max(computed_s - reading_s, 0.0))
         if self._num_steps < WINDOW or self._num_steps % TURN_EVERY == 0:
             self._turn()
@@ -177,6 +187,8 @@ class Schedule:
 
     def _device_costs(self) -> tuple[float, float]:
         """Seconds of a device for the gradients of a step, and for a comparison. It answers late: of single steps nothing is known."""
+        if not self._has_device:
+            return 0.0, 0.0
         with_check_s = statistics.median(self._device_s[True] or [0.0])
         if not self._device_s[False]:
             # Every step is compared: the gradients are one reading of four.

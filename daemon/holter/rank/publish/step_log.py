@@ -184,7 +184,9 @@ class OwedAnswer:
 
     def __call__(self, table: Any) -> None:
         """It was answered."""
-        self.settle()
+        step, self._step = self._step, None
+        if step is not None:
+            step.num_owed -= 1
         self._guard.attempt(self._then, table)
 
     def settle(self) -> None:
@@ -392,11 +394,11 @@ class StepReporter:
     ) -> None:
         """If it changed. A thorough look compares identities; between two, only numbers are compared with the last."""
         models = self._context.models
-        known = len(list(models)), models.generation, len(ready_order)
-        outline = known, [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+        outline = [len(ready_order), *models.outline(optimizers)]
         if outline == self._outline and not is_thorough:
             return
         self._outline = outline
+        known = len(list(models)), models.generation, len(ready_order)
         held = {frozenset(held_by([optimizer])) for optimizer in optimizers}
         if (known, held) == self._told_census or not known[0]:
             return

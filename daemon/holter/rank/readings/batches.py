@@ -57,8 +57,10 @@ class Inputs:
     """A weak reference: what is kept in case of a NaN must not keep a model alive."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    tensors: list[Leaf]
+    """Of its arguments, by path."""
     leaves: list[tuple[str, torch.Tensor, int]]
-    """Path, tensor, and the tensor's version when the model was called: a higher one means that it was changed in place."""
+    """The same, with each tensor's version when the model was called: a higher one means that it was changed in place."""
     random_state: torch.Tensor
     autocast: tuple[bool, torch.dtype]
     """On the device that its tensors are on."""
@@ -113,17 +115,29 @@ def pipeline_stage() -> tuple[int, bool] | None:
 
 def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """Remember a call of the model."""
-    args, kwargs = detached(args), detached(kwargs)
-    found = list(leaves(args[0], "input") if len(args) == 1 else leaves(args, "input"))
-    for name, value in kwargs.items():
-        found += leaves(value, name)
-    device = next((t.device for _, t in found if not t.is_cpu and not t.is_meta), HOST)
+    if len(args) == 1 and isinstance(args[0], torch.Tensor):
+        args = (args[0].detach(),)
+        found: list[Leaf] = [("input", args[0])]
+    else:
+        args = detached(args)
+        found = list(leaves(args[0], "input") if len(args) == 1 else leaves(args, "input"))
+    if kwargs:
+        kwargs = detached(kwargs)
+        for name, value in kwargs.items():
+            found += leaves(value, name)
+    device = HOST
+    for _, tensor in found:
+        if not tensor.is_cpu and not tensor.is_meta:
+            device = tensor.device
+            break
     generator = None if device is HOST else accelerator.generator_of(device)
+    del found[MAX_LEAVES:]
     return Inputs(
         model=model,
         args=args,
         kwargs=kwargs,
-        leaves=[(path, t, t._version) for path, t in found[:MAX_LEAVES]],  # noqa: SLF001
+        tensors=found,
+        leaves=[(path, t, t._version) for path, t in found],  # noqa: SLF001
         random_state=torch.default_generator.get_state(),
         autocast=(torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)),
         device=device,
@@ -134,7 +148,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
 
 def tensors_of(call: Inputs | None) -> list[Leaf]:
     """Path and tensor of what a model was given."""
-    return [(path, tensor) for path, tensor, _ in call.leaves] if call else []
+    return call.tensors if call else []
 
 
 def on_device(call: Inputs) -> list[tuple[str, torch.Tensor, int]]:

@@ -328,16 +328,16 @@ class SelectionCache:
 
     def is_possible(self) -> bool:
         """Whether of some tensor it is known who else holds it, or that nobody does."""
-        self._forget_if_changed()
+        models = self._context.models
+        if self._generation != models.generation or models.has_lost:
+            self._forget_if_changed()
         return self._is_possible
 
     def parameters(
         self, optimizers: Sequence[torch.optim.Optimizer], *, held_only: bool, with_own: bool = False
     ) -> Selection:
         """Trainable replicas of the models that these optimizers train; with `held_only`, those that they hold; with what is a rank's own, too."""
-        sizes = tuple(
-            (id(optimizer), *(len(group["params"]) for group in optimizer.param_groups)) for optimizer in optimizers
-        )
+        outline = self._context.models.outline(optimizers)
 
         def make() -> Selection:
             held = held_by(optimizers).union(*(self._context.frameworks.trains.get(one, ()) for one in optimizers))
@@ -350,7 +350,7 @@ class SelectionCache:
                 )
             )
 
-        return self._once(("parameters", held_only, with_own, tuple(sorted(sizes))), make)
+        return self._once(("parameters", held_only, with_own, *outline), make)
 
     def where(self, key: object, is_chosen: Callable[[Model, torch.Tensor], bool]) -> Selection:
         """Parameters, of components too, for which this holds."""
@@ -422,7 +422,9 @@ class SelectionCache:
         )
 
     def _once(self, key: object, make: Callable[[], Selection]) -> Selection:
-        self._forget_if_changed()
+        models = self._context.models
+        if self._generation != models.generation or models.has_lost:
+            self._forget_if_changed()
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = make()

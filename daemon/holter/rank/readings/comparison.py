@@ -40,7 +40,7 @@ from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, 
 from holter.rank.readings.gradient_answers import PLAIN, are_plain
 from holter.rank.readings.shard_state import ShardState
 from holter.records import PackedTable
-from holter_kernels import Table, root, see
+from holter_kernels import SeenTensors, Table, root, see
 
 _pack: Callable[..., tuple[Any, ...]] | None
 try:
@@ -75,8 +75,7 @@ class ToldRows(NamedTuple):
     square_sum: float
 
 
-@dataclass(frozen=True)
-class FingerprintRows:
+class FingerprintRows(NamedTuple):
     """What one pass found in some entries of the census."""
 
     places: np.ndarray
@@ -85,15 +84,10 @@ class FingerprintRows:
     traits: DtypeTraits
 
     @staticmethod
-    def of(table: Any, places: np.ndarray, traits: DtypeTraits) -> "FingerprintRows":
-        """From a pass over the tensors at these places."""
-        return FingerprintRows(places, table.rows, traits)
-
-    @staticmethod
     def joined(parts: Sequence["FingerprintRows"], wanted: np.ndarray) -> "FingerprintRows":
         """Several passes in one, only what is wanted of each."""
         # As bytes: to ask numpy takes ten times as long.
-        if len(parts) == 1 and parts[0].places.tobytes() == wanted.tobytes():
+        if len(parts) == 1 and (parts[0].places is wanted or parts[0].places.tobytes() == wanted.tobytes()):
             return parts[0]
         chosen = [(part, np.isin(part.places, wanted)) for part in parts]
         places, rows = (
@@ -111,7 +105,7 @@ class FingerprintRows:
 
     def of_places(self, places: np.ndarray) -> "FingerprintRows":
         """Only these."""
-        return self if len(places) >= len(self.places) else FingerprintRows.joined([self], places)
+        return FingerprintRows.joined([self], places)
 
     def told_by_numpy(self, size: int, places: np.ndarray) -> ToldRows:
         """The definition."""
@@ -155,7 +149,9 @@ class ComparisonProbe:
 
     def is_due(self) -> bool:
         """Whether this is a step of comparison, and there is somebody to compare with."""
-        return self._context.schedule.plan.is_check(self._context.log.step) and self.is_possible()
+        context = self._context
+        is_check = context.log.step % context.schedule.plan.check_interval == 0
+        return is_check and context.world_size > 1 and self._selections.is_possible()
 
     def is_possible(self) -> bool:
         """Whether there are replicas: known from wrappers, placements and reductions, never guessed."""
@@ -176,7 +172,8 @@ class ComparisonProbe:
 
     def _read_partitions(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """What ZeRO steps in the model's place: a list of its own, by names of its own."""
-        held = [named for one in optimizers for named in self._context.frameworks.partitions.get(one, ())]
+        partitions = self._context.frameworks.partitions
+        held = [named for one in optimizers for named in partitions.get(one, ())] if partitions else []
         if held:
             names, tensors = [name for name, _ in held], [tensor for _, tensor in held]
             outline = Selection(
@@ -201,12 +198,13 @@ class ComparisonProbe:
 
     def note_reduction(self) -> None:
         """A backward pass is over: DDP has reduced in it, or what it added stays the rank's own until one does."""
-        passes = [_reduces(model.ddp) for model in self._context.models if model.ddp is not None]
         numbers = self._context.log.now.numbers
-        if not all(passes):
-            numbers[NOT_REDUCED] = 1.0
-        else:
-            numbers.pop(NOT_REDUCED, None)
+        numbers.pop(NOT_REDUCED, None)
+        for model in self._context.models:
+            # It was decided when the model was called, wherever the pass begins.
+            ddp = model.ddp
+            if ddp is not None and not (ddp.require_backward_grad_sync or ddp.require_forward_param_sync):
+                numbers[NOT_REDUCED] = 1.0
 
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""
@@ -236,8 +234,6 @@ class ComparisonProbe:
 
     def frozen(self) -> None:
         """Parameters that do not train, of replicated models and of frozen components; in slices if they are large."""
-        if not self.is_possible():
-            return
         chosen = self._selections.where(
             "frozen",
             lambda model, p: (
@@ -249,8 +245,7 @@ class ComparisonProbe:
 
     def hyperparameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Learning rates and other settings, and step counts."""
-        if self.is_possible():
-            self._hyperparameters.read(optimizers)
+        self._hyperparameters.read(optimizers)
 
     def buffers(self, model: Model) -> None:
         """Normalisation statistics and tables of a model that is being called."""
@@ -260,6 +255,8 @@ class ComparisonProbe:
 
     def randomness(self) -> None:
         """The random state that a model was called with last, where ranks compute parts of one result and it drops some of it at random."""
+        if not any(model.axes for model in self._context.models):
+            return
         call = self._context.inputs.last
         root = call.model() if call is not None else None
         model = self._context.models.of(root) if root is not None else None
@@ -295,7 +292,7 @@ class ComparisonProbe:
             self._reduced = _ReducedGradients(step)
         gradients = gradients_of(chosen.tensors)
         # A part that nobody reads would be waited for.
-        if gradients and (are_plain(gradients) or any(gradient is not None for gradient in gradients)):
+        if type(gradients) is SeenTensors or any(gradient is not None for gradient in gradients):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
@@ -305,17 +302,17 @@ class ComparisonProbe:
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, reading_s = self._context.log.now, self._context.reading_s
-        seen = see(tensors) if type(tensors) is list else None
-        kept, places, traits = seen or tensors, chosen.places, chosen.traits
-        if not are_plain(kept):
+        kept: Sequence[Entry] = (see(tensors) or tensors) if type(tensors) is list and tensors else tensors
+        places, traits = chosen.places, chosen.traits
+        if type(kept) is not SeenTensors and not are_plain(kept):
             is_kept = [tensor is not None and not tensor.is_sparse and not is_partial(tensor) for tensor in tensors]
             kept = [tensor for tensor, is_one in zip(tensors, is_kept, strict=True) if is_one]
             places = places[is_kept]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept if tensor is not None])
-        if kept:
+        if type(kept) is SeenTensors or kept:
 
             def learn(table: Any) -> None:
-                then(FingerprintRows.of(table, places, traits))
+                then(FingerprintRows(places, table.rows, traits))
 
             if name.startswith("gradients"):
                 self._context.gradient_answers.read(self._context, name, kept, learn, step=step)
@@ -337,7 +334,7 @@ class ComparisonProbe:
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:
         for scope, places in chosen.by_scope:
-            own = rows.of_places(places)
+            own = rows if len(places) >= len(rows.places) else rows.of_places(places)
             if tensor_class in CLIPPED and scope == f"@{OWN}":
                 self._note_factor(step, tensor_class, own)
                 continue
@@ -390,8 +387,10 @@ class _ReducedGradients:
         self._answer()
 
     def _answer(self) -> None:
+        if self._then is None:
+            return
         rows = [part for part in self._parts.values() if part is not None]
-        if self._then is not None and len(rows) == len(self._parts):
+        if len(rows) == len(self._parts):
             self._then(rows)
             self._then = None
 
@@ -407,11 +406,6 @@ def _state_tensors(states: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...]
     keys = sorted({key for state in states for key, value in state.items() if isinstance(value, torch.Tensor)})
     found = (state.get(key) for key in keys for state in states)
     return tuple(keys), [value if isinstance(value, torch.Tensor) else None for value in found]
-
-
-def _reduces(ddp: Any) -> bool:
-    """Whether this pass does: it was decided when the model was called, wherever the pass begins."""
-    return bool(ddp.require_backward_grad_sync or ddp.require_forward_param_sync)
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -436,7 +430,8 @@ class _OptimizerGroup:
         optimizer = self.optimizer()
         assert optimizer is not None, "it is about to step"
         group = optimizer.param_groups[self.place]
-        values += [float(group[key] if place < 0 else group[key][place]) for key, place in self.keys]
+        for key, place in self.keys:
+            values.append(float(group[key] if place < 0 else group[key][place]))
         if self.counter is not None:
             values.append(float(optimizer.state[self.counter()]["step"]))
         values.append(float(self.num_remembered))
@@ -461,7 +456,7 @@ class Hyperparameters:
         self._context = context
         self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         """Optimizers in the order of their first step."""
-        self._known: tuple[Any, ...] = ()
+        self._known: list[int] = []
         self._groups: list[_OptimizerGroup] = []
         self._names: list[str] = []
         self._encoded_names = b""
@@ -474,11 +469,9 @@ class Hyperparameters:
         log = self._context.log.now
         scale = log.losses.scale
         self._has_scaler |= scale is not None and scale != 1.0
-        shape = (
-            self._context.models.generation,
-            self._has_scaler and scale is not None,
-            *((id(o), len(o.state), *map(len, o.param_groups)) for o in optimizers),
-        )
+        shape = [self._context.models.generation, self._has_scaler and scale is not None]
+        for optimizer in optimizers:
+            shape += (id(optimizer), len(optimizer.state), *map(len, optimizer.param_groups))
         if shape != self._known:
             self._known = shape
             self._learn(optimizers, has_scale=self._has_scaler and scale is not None)

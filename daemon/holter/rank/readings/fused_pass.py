@@ -57,22 +57,42 @@ class Readings:
 
     def read(
         self, name: str, tensors: Sequence[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
-    ) -> Reading | None:
+    ) -> Reading | Table | None:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`, in the order of the readings.
 
         None, and `then` is never called, if nothing could be started: that is counted in `declined`.
         """
-        assert tensors, "a reading of nothing would be owed for ever"
-        self.poll()
-        reading = self._start(name, tensors, histogram)
-        if reading is not None:
-            if not self._open and (table := reading.poll()) is not None:
-                if name in KEPT:
-                    self.kept[name] = list(map(id, tensors)), table
-                self._hand_out(_Owed(name, reading, then), table)
-            else:
-                self._open.append(_Owed(name, reading, then))
-        return reading
+        if self._open:
+            self.poll()
+        kept = self._passes.get(name)
+        if kept is None:
+            kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
+        started: Reading | Table | None = None
+        try:
+            if type(kept) is Pass and not self._open:
+                started = kept.at_once(tensors)
+            if started is None:
+                started = kept.start(tensors)
+        except Exception as error:  # noqa: BLE001 - no reading may stop the step from being told
+            self._give_up(name, error)
+            return None
+        if started is None:
+            self.declined.update(kept.declined)
+            kept.declined.clear()
+        elif isinstance(started, Table):
+            self._keep(name, tensors, started)
+            self.left_out += started.left_out
+            then(started)
+        elif not self._open and (table := started.poll()) is not None:
+            self._keep(name, tensors, table)
+            self._hand_out(_Owed(name, started, then), table)
+        else:
+            self._open.append(_Owed(name, started, then))
+        return started
+
+    def _keep(self, name: str, tensors: Sequence[torch.Tensor], table: Table) -> None:
+        if name in KEPT:
+            self.kept[name] = list(map(id, tensors)), table
 
     def poll(self) -> None:
         """Hand out what has become ready, oldest first: what is ready behind something that is not waits for it."""
@@ -85,20 +105,6 @@ class Readings:
         # Whoever gets a table may read again, and so come by here.
         while self._open and (table := self._open[0].reading.poll()) is not None:
             self._hand_out(self._open.popleft(), table)
-
-    def _start(self, name: str, tensors: Sequence[torch.Tensor], histogram: str) -> Reading | None:
-        kept = self._passes.get(name)
-        if kept is None:
-            kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
-        try:
-            reading = kept.start(tensors)
-        except Exception as error:  # noqa: BLE001 - no reading may stop the step from being told
-            self._give_up(name, error)
-            return None
-        if reading is None:
-            self.declined.update(kept.declined)
-            kept.declined.clear()
-        return reading
 
     def _give_up(self, name: str, error: Exception) -> None:
         if not self.declined["raised"]:

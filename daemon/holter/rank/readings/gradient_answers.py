@@ -9,15 +9,14 @@ what a collective writes. Nor does it count what is written to `.data`, nor what
 """
 
 import array
-import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from holter.rank.mesh import GROUPS
 from holter.rank.models import applied_to, gradients_of
 from holter.rank.publish.step_log import OwedAnswer
 from holter_kernels import SeenTensors
@@ -79,13 +78,15 @@ class GradientMark(NamedTuple):
 
 def num_collectives() -> int | None:
     """Collectives that this rank has called in all its groups; it never goes back while the groups are the same. None: a group of another maker does not count them."""
-    if not dist.is_available() or not dist.is_initialized():
+    if not GROUPS:
         return 0
-    world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; what raises is counted, and nothing is shared
+    number = 0
     try:
-        return int(sum(group._get_sequence_number_for_group() for group in list(world.pg_map)))  # noqa: SLF001
+        for group in list(GROUPS):
+            number += group._get_sequence_number_for_group()  # noqa: SLF001
     except RuntimeError:
         return None
+    return number
 
 
 class TableRows:
@@ -140,6 +141,8 @@ class GradientAnswer:
     def learn(self, table: Any) -> None:
         """It was answered."""
         self.table = table
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         for then, places in waiting:
             self.ask(then, places)
@@ -157,16 +160,15 @@ class GradientAnswers:
         self._likely = np.zeros(0, np.intp)
         """Where those that were asked for last stood: an optimizer with several groups has the model's parameters in an order of its own."""
 
-    @contextlib.contextmanager
-    def held(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Meanwhile its gradients are held, for all that ask: one that nobody holds gets a new Python object each time. Nothing of the script's runs until the end."""
+    def hold(self, optimizer: torch.optim.Optimizer) -> None:
+        """Until they are let go, its gradients are held for all that ask: one that nobody holds gets a new Python object each time. Nothing of the script's runs until then."""
         parameters = applied_to(optimizer)
         self._moment += 1
         self._held = optimizer, parameters, gradients_of(parameters)
-        try:
-            yield
-        finally:
-            self._held = None, [], []
+
+    def let_go(self) -> None:
+        """They are about to be applied."""
+        self._held = None, [], []
 
     def applied_by(self, optimizer: torch.optim.Optimizer) -> Sequence[Any]:
         """The gradient of each parameter that this optimizer holds, None where there is none."""
@@ -200,16 +202,19 @@ class GradientAnswers:
     ) -> GradientAnswer | None:
         """Answer for these gradients as they are now, from a reading that was made already or by a new one; None: they cannot be read."""
         mark = context.guard.attempt(self._mark, gradients)
-        found = self._find(mark, needs_histogram=histogram != "off") if mark is not None else None
+        found = self._find(mark, needs_histogram=histogram != "off") if mark is not None and self._answers else None
         if found is not None:
             answer, places = found
             answer.ask(OwedAnswer(context.guard, step, then), places)
             return answer
         answer = GradientAnswer(mark, has_histogram=histogram != "off")
-        answer.ask(OwedAnswer(context.guard, None, then), None)
         answer.reading = context.read(name, gradients, answer.learn, step=step, histogram=histogram)
         if answer.reading is None:
             return None
+        if answer.table is not None:
+            context.guard.attempt(then, answer.table)
+        else:
+            answer.ask(OwedAnswer(context.guard, None, then), None)
         if mark is not None:
             self._answers = [*self._answers[1 - MAX_KEPT :], answer]
         return answer

@@ -37,7 +37,8 @@ class GradientScaleProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._is_told = context.world_size == 1
+        self.is_told = context.world_size == 1
+        """Nothing is looked at any more."""
         self._has_exchange = False
         self._experts: tuple[int, Held, float] = (-1, {}, 0.0)
         """Step, experts that nothing reduces, and the norm of their gradients when the backward pass was over."""
@@ -54,7 +55,7 @@ class GradientScaleProbe:
 
     @property
     def _is_looking(self) -> bool:
-        return not self._is_told and FIRST_STEP <= self._context.log.step <= LAST_STEP
+        return not self.is_told and FIRST_STEP <= self._context.log.step <= LAST_STEP
 
     def _around_exchange(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -112,7 +113,7 @@ class GradientScaleProbe:
         groups = [group for model in self._context.models.active() for group in _declared(model)]
         groups += [*self._measured_experts(), *self._measured_sums()]
         if groups:
-            self._is_told = True
+            self.is_told = True
             names = [type(optimizer).__name__.lower() for optimizer in optimizers]
             is_free = all(any(word in name for word in SCALE_FREE) for name in names) and self._clip_factor() == 1.0
             if self._context.writer.rank == 0 or any(group.how in (MEASURED, SUMMED) for group in groups):

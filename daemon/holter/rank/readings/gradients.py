@@ -16,7 +16,7 @@ import torch
 from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view, gradients_of, held_by
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.fused_pass import outline
+from holter.rank.readings.fused_pass import TableOutline, outline
 from holter.rank.readings.gradient_answers import GradientMark, are_plain
 from holter.records import Nonfinite, Where
 
@@ -70,7 +70,9 @@ class GradientProbe:
     """Looks for gradients that are not finite, and takes the norm."""
 
     def __init__(
-        self, context: Context, on_read: Callable[[Sequence[tuple[str, Any]], Any], None] | None = None
+        self,
+        context: Context,
+        on_read: Callable[[Callable[[], Sequence[tuple[str, Any]]], Any, TableOutline], None] | None = None,
     ) -> None:
         self._context = context
         self._on_read = on_read
@@ -165,9 +167,9 @@ class GradientProbe:
 
         def learn(table: Any) -> None:
             asked.is_answered = True
-            if self._on_read is not None and step is self._context.log.now:
-                self._on_read(asked.named(), table)
             seen = outline(table)
+            if self._on_read is not None and step is self._context.log.now:
+                self._on_read(asked.named, table, seen)
             rows: Sequence[int] = np.flatnonzero(_bad(table)).tolist() if seen.has_nonfinite else ()
             if not rows and share.stride > 1 and is_alone and asked.gradients:
                 self._context.hold.known_finite.note(asked.gradients)

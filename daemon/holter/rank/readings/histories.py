@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.readings.fused_pass import outline
 from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
@@ -184,10 +183,13 @@ class IdleParameters:
             if parameter is None or parameter.grad is not None:
                 del self._none[key]
 
+    @property
+    def has_zero(self) -> bool:
+        """Whether some were zero everywhere when they were last read."""
+        return bool(self._zero)
+
     def see(self, step: int, named: Parameters, table: Any) -> None:
         """A reading of gradients: which are zero everywhere."""
-        if not self._zero and not outline(table).has_zero:
-            return
         rows = np.flatnonzero((table.zeros == table.numel) & (table.numel > 0)).tolist()
         if self._zero:
             zero = {id(named[row][1]) for row in rows}
@@ -212,6 +214,8 @@ class IdleParameters:
 
     def is_long(self, step: int) -> bool:
         """Whether one of them has been idle for long."""
+        if not self._none and not self._zero:
+            return False
         return any(step - idle.since + 1 >= LONG_STEPS for idles in (self._none, self._zero) for idle in idles.values())
 
     @staticmethod
@@ -232,21 +236,32 @@ def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
     return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
 
 
-@dataclass(frozen=True)
-class _Uncleared:
-    """What one optimizer's gradients held when its steps began."""
+@dataclass
+class _Followed:
+    """One optimizer, and what its gradients held when its steps began."""
 
+    watched: "list[weakref.ref[Any]]" = field(default_factory=list)
+    left: float | None = None
+    """Norm of what was left when the step under way began; None: it was judged, or nobody looked."""
     num_checks: int = 0
-    """In a row."""
+    """In a row, with something left."""
     first: float = 0.0
     growth: float = 0.0
 
-    def after(self, norm: float) -> "_Uncleared":
-        """With one more check."""
+    def learn(self, table: Any) -> None:
+        """What was left was read."""
+        self.left = math.sqrt(float(table.square_sum.sum()))
+
+    def judge(self) -> None:
+        """It is about to step."""
+        norm, self.left = self.left, None
+        if norm is None:
+            return
         if norm <= 0:
-            return _Uncleared()
-        first = self.first if self.num_checks else norm
-        return _Uncleared(self.num_checks + 1, first, norm / first)
+            self.num_checks, self.first, self.growth = 0, 0.0, 0.0
+        else:
+            self.first = self.first if self.num_checks else norm
+            self.num_checks, self.growth = self.num_checks + 1, norm / self.first
 
 
 class LeftoverGradients:
@@ -258,58 +273,53 @@ class LeftoverGradients:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[weakref.ref[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, float]] = weakref.WeakKeyDictionary()
-        """Step, and norm of what was left at its beginning."""
-        self._uncleared: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uncleared] = weakref.WeakKeyDictionary()
+        self._followed: dict[weakref.ref[torch.optim.Optimizer], _Followed] = {}
 
     @property
     def num_checks(self) -> int:
         """In a row, of the optimizer that has the most."""
-        return self._worst().num_checks
+        most = 0
+        for followed in self._followed.values():
+            most = max(most, followed.num_checks)
+        return most
 
     @property
     def growth(self) -> float:
         """Its norm of the leftovers over what that was at the first of those."""
-        return self._worst().growth
-
-    def _worst(self) -> "_Uncleared":
-        return max(self._uncleared.values(), key=lambda one: one.num_checks, default=_Uncleared())
+        return max(self._followed.values(), key=lambda one: one.num_checks, default=_Followed()).growth
 
     def take(self) -> None:
         """The first backward pass of a step is about to begin."""
-        step = self._context.log.step
-        for optimizer, references in list(self._watched.items())[:MAX_OPTIMIZERS]:
-            gradients = [p.grad for reference in references if (p := reference()) is not None and p.grad is not None]
-            gradients = [g for g in gradients if not g.is_sparse and is_readable(local(g))]
-            if not gradients:
-                self._left[optimizer] = step, 0.0
+        for reference, followed in list(self._followed.items())[:MAX_OPTIMIZERS]:
+            if reference() is None:
+                del self._followed[reference]
                 continue
-            name = f"leftovers{id(optimizer)}"
-            self._context.read(name, gradients, self._learn(weakref.ref(optimizer), step))
-
-    def _learn(self, reference: "weakref.ref[torch.optim.Optimizer]", step: int) -> Any:
-        def learn(table: Any) -> None:
-            optimizer = reference()
-            if optimizer is not None:
-                self._left[optimizer] = step, math.sqrt(float(table.square_sum.sum()))
-
-        return learn
+            gradients = []
+            for one in followed.watched:
+                gradient = None if (p := one()) is None else p.grad
+                if gradient is not None and not gradient.is_sparse and is_readable(local(gradient)):
+                    gradients.append(gradient)
+            if gradients:
+                self._context.read(f"leftovers{id(reference)}", gradients, followed.learn)
+            else:
+                followed.left = 0.0
 
     def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """These are about to step: were their gradients cleared before? A device may answer for an earlier step."""
         for optimizer in optimizers:
-            if optimizer in self._left:
-                _, norm = self._left.pop(optimizer)
-                self._uncleared[optimizer] = self._uncleared.get(optimizer, _Uncleared()).after(norm)
-        for optimizer in optimizers:
-            watched = [reference() for reference in self._watched.get(optimizer, ())]
-            if not watched or any(p is None or p.grad is None for p in watched):
-                self._watch(optimizer)
+            followed = self._followed.get(weakref.ref(optimizer))
+            if followed is None:
+                followed = self._followed[weakref.ref(optimizer)] = _Followed()
+            followed.judge()
+            for one in followed.watched:
+                if (p := one()) is None or p.grad is None:
+                    followed.watched = []
+                    break
+            if not followed.watched:
+                followed.watched = self._choose(optimizer)
 
-    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+    @staticmethod
+    def _choose(optimizer: torch.optim.Optimizer) -> "list[weakref.ref[Any]]":
         held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         held = [p for p in held if p.numel() <= MAX_NUMEL] or held[:1]
-        self._watched[optimizer] = [weakref.ref(held[index]) for index in spread(len(held), NUM_WATCHED)]
+        return [weakref.ref(held[index]) for index in spread(len(held), NUM_WATCHED)]

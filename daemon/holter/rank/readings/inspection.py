@@ -121,7 +121,10 @@ class InspectionProbe:
             self._left.pop().remove()
         if self._open is None:
             is_first = self._is_first_due and log.step >= FIRST_STEP
-            if log.micro_step or not (self._is_asked or is_first or self._is_again_due(log.step)):
+            is_again = (
+                self._again_every and log.step % self._again_every == FIRST_STEP and self._num_changed < MAX_CHANGED
+            )
+            if not (self._is_asked or is_first or is_again) or log.micro_step:
                 return
             self._open = _Pass("idle" if self._is_asked else "first" if is_first else "changed")
             self._is_first_due, self._num_idle = self._is_first_due and self._is_asked, self._num_idle + self._is_asked
@@ -148,9 +151,6 @@ class InspectionProbe:
             handle.remove()
         if is_complete and inspected.called and self._is_news(inspected):
             self._context.writer.say(self._context.log.step, _record_of(inspected))
-
-    def _is_again_due(self, step: int) -> bool:
-        return bool(self._again_every) and self._num_changed < MAX_CHANGED and step % self._again_every == FIRST_STEP
 
     def _is_news(self, inspected: _Pass) -> bool:
         """What was asked for is; dtypes are if they are others than at first."""

@@ -4,7 +4,7 @@
     an optimizer that holds its parameters is about to step        if every such call was so: told, when it is not what was told last
 
 A model that is evaluated, or called for another one's loss, was also called in training before its own optimizer steps. All modules are looked
-at in the first steps, at steps of comparison, and when the outermost one has changed; else only that one is.
+at in the first steps, at every eighth, and when the outermost one has changed; else only that one is.
 """
 
 import weakref
@@ -19,6 +19,8 @@ from holter.rank.models import Model, held_by
 from holter.records import Modes, Named
 
 NUM_FIRST = 8
+LOOK_EVERY = 8
+"""Steps from one look at all modules to the next."""
 MAX_NAMES = 32
 NORMS = (nn.modules.batchnorm._NormBase,)  # noqa: SLF001
 
@@ -28,13 +30,11 @@ class ModeProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._parts: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[tuple[str, weakref.ref[nn.Module]]]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._parts: dict[weakref.ref[nn.Module], tuple[int, list[tuple[str, weakref.ref[nn.Module]]]]] = {}
         """Model -> generation of the models, and its modules for which the mode makes a difference."""
         self._called: dict[str, tuple[frozenset[str], bool]] = {}
         """Model's prefix -> what was in evaluation mode at every call since its optimizer last stepped, and whether the model itself was."""
-        self._last: weakref.WeakKeyDictionary[nn.Module, tuple[bool, frozenset[str]]] = weakref.WeakKeyDictionary()
+        self._last: dict[weakref.ref[nn.Module], tuple[bool, frozenset[str]]] = {}
         self._told: dict[str, tuple[frozenset[str], bool]] = {}
         self._held: tuple[Any, list[str]] = (None, [])
 
@@ -70,21 +70,25 @@ class ModeProbe:
             self._context.writer.say(self._context.log.step, modes)
 
     def _look(self, module: nn.Module, prefix: str) -> frozenset[str]:
-        known, log = self._last.get(module), self._context.log
-        is_due = log.step < NUM_FIRST or self._context.schedule.plan.is_check(log.step)
+        reference, log = weakref.ref(module), self._context.log
+        known = self._last.get(reference)
+        is_due = log.step < NUM_FIRST or log.step % LOOK_EVERY == 0
         if known is not None and known[0] == module.training and not (is_due and not log.micro_step):
             return known[1]
         parts = [(name, part()) for name, part in self._sensitive(module, prefix)]
         names = frozenset(name for name, part in parts if part is not None and not part.training)
-        self._last[module] = module.training, names
+        self._last[reference] = module.training, names
         return names
 
     def _sensitive(self, module: nn.Module, prefix: str) -> list[tuple[str, "weakref.ref[nn.Module]"]]:
-        generation = self._context.models.generation
-        known = self._parts.get(module)
+        generation, reference = self._context.models.generation, weakref.ref(module)
+        known = self._parts.get(reference)
         if known is None or known[0] != generation:
+            for gone in [one for one in self._parts if one() is None]:
+                del self._parts[gone]
+                self._last.pop(gone, None)
             found = [(prefix + name, weakref.ref(part)) for name, part in module.named_modules() if is_sensitive(part)]
-            known = self._parts[module] = generation, found
+            known = self._parts[reference] = generation, found
         return known[1]
 
     def _root(self, prefix: str) -> nn.Module | None:
@@ -93,7 +97,7 @@ class ModeProbe:
     def _prefixes(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
         """Of the models that these train; looked for again when models or optimizers have changed."""
         models = self._context.models
-        state = models.generation, *((id(o), *(len(group["params"]) for group in o.param_groups)) for o in optimizers)
+        state = models.outline(optimizers)
         if state != self._held[0]:
             held = held_by(optimizers)
             self._held = state, [model.prefix for model in models if _is_held(model, held)]

@@ -76,12 +76,16 @@ class BatchBlameProbe:
         self._num_calls += 1
         if self._num_calls > MAX_CALLS:
             return
-        tensors = [tensor for _, tensor in tensors_of(self._context.inputs.last)]
-        stage = self._context.inputs.stage
-        if stage is None or stage[1]:
+        inputs, num_samples = self._context.inputs, 0
+        tensors = []
+        for _, tensor in tensors_of(inputs.last):
+            tensors.append(tensor)
+            if not num_samples and tensor.dim():
+                num_samples = tensor.shape[0]
+        if inputs.stage is None or inputs.stage[1]:
             # A later stage of a pipeline is given what another made: no batch, and all alike once it is NaN.
             self._signature = batches.fold(self._signature, batches.sign(tensors))
-        self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
+        self._num_samples[0] += num_samples
 
     def begin_backward(self, fetched: list[FetchedBatch]) -> None:
         """What came since the last backward pass belongs to this step; `fetched` is what its loaders gave."""
@@ -144,18 +148,21 @@ class BatchBlameProbe:
         """The step is healthy: take the statistics of its batch."""
         inputs, numbers = tensors_of(self._context.inputs.last), self._context.log.now.numbers
         told = self._told(inputs)[:MAX_LEAVES]
-        found = {entry.path: entry for entry in batches.survey(told)}
-        for entry in found.values():
+        found, is_odd = {}, False
+        for entry in batches.survey(told):
+            found[entry.path] = entry
             numbers.update(entry.numbers())
+            is_odd |= bool(entry.nans or entry.infs)
         called, fetched = self._num_samples
         if called or fetched:
             # Loaders may be a batch ahead; but a model that is called twice for one loss sees its samples twice.
-            is_one_call_each = self._num_calls == self._context.log.micro_step
+            is_one_call_each = self._num_calls == self._context.log.now.passes.num_done
             numbers["batch.num_samples"] = float(called if called and (is_one_call_each or not fetched) else fetched)
+        if not is_odd and not self._leaves and len(inputs) <= len(told):
+            return
         # The loader's tensors are often the very inputs: no memory is read twice.
         paths = {_place(tensor): path for path, tensor in told}
-        has_others = bool(self._leaves) or len(inputs) > len(told)
-        others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths]) if has_others else []
+        others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths])
         for entry in others[: MAX_LEAVES - len(told)]:
             numbers.update(entry.numbers())
         if not any(entry.nans or entry.infs for entry in (*found.values(), *others)):
@@ -201,8 +208,9 @@ class BatchBlameProbe:
             self._healthy_steps[path] += 1
 
     def _claim(self) -> None:
-        now = self._context.log.now
-        now.batch, self._signature = batches.fold(now.batch, self._signature), 0
+        if self._signature:
+            now = self._context.log.now
+            now.batch, self._signature = batches.fold(now.batch, self._signature), 0
 
     def _replay(self, inputs: Inputs | None, step: OpenStep, *, is_applied: bool = False) -> None:
         self._num_replays += 1

@@ -92,7 +92,9 @@ class RoutingProbe:
     def begin(self, root: nn.Module) -> None:
         """A model is called in training."""
         log = self._context.log
-        if self._seen or log.micro_step or not self._is_speaker or not _is_due(log.step):
+        step = log.step
+        is_due = step % (OFTEN if step < OFTEN_UNTIL else RARELY) == FIRST_STEP
+        if not is_due or self._seen or log.micro_step or not self._is_speaker:
             return
         sites = self._sites.get(root)
         if sites is None:
@@ -177,10 +179,6 @@ class RoutingProbe:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-def _is_due(step: int) -> bool:
-    return step % (OFTEN if step < OFTEN_UNTIL else RARELY) == FIRST_STEP
 
 
 def _sites(root: nn.Module, prefix: str) -> Iterator[_Site]:

@@ -35,7 +35,7 @@ class ShardState:
         self._context, self._read = context, read
         self._left = -1
         """The step after which it was last read."""
-        self._known: tuple[Any, ...] = ()
+        self._known: list[int] = []
         self._shards: list[tuple[str, weakref.ref[torch.optim.Optimizer], weakref.ref[Any]]] = []
         """Name, optimizer and parameter of each."""
         self._num_bytes = 0
@@ -54,7 +54,13 @@ class ShardState:
             self._tell("state_before", optimizers)
 
     def _tell(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        found = list(self._entries(optimizers))
+        state = self._context.models.outline(optimizers)
+        if state != self._known:
+            self._known, self._shards = state, list(self._own(optimizers))
+        if not self._shards:
+            self._num_bytes = 0
+            return
+        found = list(self._entries())
         self._num_bytes = sum(part.numel() * part.element_size() for _, _, part in found)
         if found:
             size = len(found)
@@ -67,27 +73,13 @@ class ShardState:
             )
             self._read(name, chosen, chosen.tensors)
 
-    def _entries(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _entries(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, tensor and this rank's part of everything that is remembered of its own shards."""
-        for name, optimizer, parameter in self._of(optimizers):
-            for key, value in _remembered(optimizer, parameter):
-                if isinstance(value, torch.Tensor) and is_readable(part := local(value)):
-                    yield f"optimizer: {name}.{key}", value, part
-
-    def _of(
-        self, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> Iterator[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
-        models = self._context.models
-        state = (
-            models.generation,
-            *((id(one), *(len(group["params"]) for group in one.param_groups)) for one in optimizers),
-        )
-        if state != self._known:
-            self._known, self._shards = state, list(self._own(optimizers))
         for name, optimizer, parameter in self._shards:
             held, shard = optimizer(), parameter()
-            if held is not None and shard is not None:
-                yield name, held, shard
+            for key, value in _remembered(held, shard) if held is not None and shard is not None else ():
+                if isinstance(value, torch.Tensor) and is_readable(part := local(value)):
+                    yield f"optimizer: {name}.{key}", value, part
 
     def _own(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, Any, Any]]:
         """This rank's own shards among what these optimizers hold."""

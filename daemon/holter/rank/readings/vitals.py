@@ -30,6 +30,7 @@ from holter.rank.readings.checkup import (
     resting_by_schedule,
     trained_by,
 )
+from holter.rank.readings.fused_pass import TableOutline
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 from holter.rank.readings.samples import is_plain_moment, local, strided
 from holter.rank.search import living
@@ -79,7 +80,7 @@ class VitalsProbe:
         self._remembered_step = -1
         """The step after which the state is to be remembered, whether or not models show what is trained: ZeRO's partitions are in none."""
         self._frozen_place = 0
-        self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._known_optimizers: set[weakref.ref[torch.optim.Optimizer]] = set()
         self._ever_held: set[int] = set()
         self._resting: set[int] | None = None
         """Ids of parameters that an optimizer holds which had not stepped when that was asked; None: nobody asked."""
@@ -88,23 +89,24 @@ class VitalsProbe:
         self._moved_by_hand: set[int] = set()
         self._told_news: set[str] = set()
         self._spent_s = self._device_s = 0.0
-        self._trained_state: tuple[Any, ...] = ()
+        self._trained_state: list[int] = []
         self._trained_list: list[tuple[str, Any]] = []
         context.models.on_forget.append(self._forget)
 
-    def see_gradients(self, named: Sequence[tuple[str, Any]], table: Any) -> None:
+    def see_gradients(self, named: Callable[[], Sequence[tuple[str, Any]]], table: Any, seen: TableOutline) -> None:
         """Some probe has read these gradients."""
-        self._idle.see(self._context.log.step, named, table)
+        if seen.has_zero or self._idle.has_zero:
+            self._idle.see(self._context.log.step, named(), table)
 
     def begin_backward(self) -> None:
         """The first backward pass of a step begins: see what is left in the gradients."""
         if self._context.schedule.plan.is_check(self._context.log.step):
             self._leftovers.take()
 
-    def glance(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def glance(self, optimizers: Sequence[torch.optim.Optimizer], *, is_check: bool) -> None:
         """Any step is about to be applied."""
         context = self._context
-        step, is_check = context.log.step, context.schedule.plan.is_check(context.log.step)
+        step = context.log.step
         self._checkup = None
         context.readings.kept.clear()
         self._schedule.tick()
@@ -123,13 +125,15 @@ class VitalsProbe:
         context = self._context
         step = context.log.step
         # Without a backward pass before it the step makes its gradients itself, in a closure.
-        if not context.log.micro_step:
+        if not context.log.now.passes.num_done:
             return
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
         self._remembered_step = step if is_vital else -1
         if self._is_skipping(optimizers):
             return
-        is_missing = any(has_none(context.gradient_answers.applied_by(each)) for each in optimizers)
+        answers, is_missing = context.gradient_answers, False
+        for each in optimizers:
+            is_missing |= has_none(answers.applied_by(each))
         self._idle.look(step, self._trained(optimizers), has_none=is_missing)
         self._leftovers.judge(optimizers)
         if self._has_news(step) or is_vital:
@@ -137,8 +141,13 @@ class VitalsProbe:
 
     def _is_skipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
-        found = map(self._context.hold.flags.of_scaler, optimizers)
-        return any(isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)) for flag in found)
+        for optimizer in optimizers:
+            if getattr(optimizer, "found_inf", None) is None:
+                continue
+            flag = self._context.hold.flags.of_scaler(optimizer)
+            if isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)):
+                return True
+        return False
 
     def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         trained = trained_by(self._context.models, optimizers) if is_plain_moment() else []
@@ -180,8 +189,10 @@ class VitalsProbe:
 
     def _learn_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
-            if optimizer not in self._known_optimizers:
-                self._known_optimizers.add(optimizer)
+            if (reference := weakref.ref(optimizer)) not in self._known_optimizers:
+                self._known_optimizers = {known for known in self._known_optimizers if known() is not None} | {
+                    reference
+                }
                 self._ever_held |= held_by([optimizer])
 
     @contextlib.contextmanager
@@ -201,7 +212,8 @@ class VitalsProbe:
         news = {"idle"} if self._idle.is_long(step) else set()
         if news:
             self._on_idle()
-        news |= {f"uncleared {num}" for num in TOLD_CHECKS if self._leftovers.num_checks >= num}
+        if (num_checks := self._leftovers.num_checks) >= TOLD_CHECKS[0]:
+            news |= {f"uncleared {num}" for num in TOLD_CHECKS if num_checks >= num}
         if self._memory.moved_names:
             news.add("moved")
         is_new = bool(news - self._told_news)
@@ -227,16 +239,14 @@ class VitalsProbe:
     def _trained(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
         """What these train; looked for again when models or optimizers have changed."""
         models = self._context.models
-        # Going through them is what notices one that is gone.
-        iter(models)
-        state = models.generation, *((id(o), *(len(group["params"]) for group in o.param_groups)) for o in optimizers)
+        state = models.outline(optimizers)
         if state != self._trained_state:
             self._trained_state, self._trained_list = state, trained_by(models, optimizers)
         return self._trained_list
 
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
-        self._trained_state, self._trained_list = (), []
+        self._trained_state, self._trained_list = [], []
         self._rested.clear()
         self._moved_by_hand.clear()
 

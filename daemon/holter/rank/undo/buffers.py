@@ -129,7 +129,7 @@ class MovingBuffers:
     def __init__(self, context: Context, max_bytes: int = MAX_BYTES) -> None:
         self._context = context
         self._entries: list[_BufferCopy] = []
-        self._state: tuple[int, int] = (-1, -1)
+        self._state: list[int] = []
         self._has_copied = False
         self._max_bytes = max_bytes
         """0: memory was short once."""
@@ -144,8 +144,7 @@ class MovingBuffers:
         if not is_plain_moment():
             return False
         self._has_copied = True
-        models = self._context.models.all()
-        state = self._context.models.generation, len(models)
+        state = self._context.models.outline(())
         if state != self._state:
             self._state, self._entries = state, list(self._find())
         try:
@@ -310,7 +309,7 @@ class MovingBuffers:
 
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
-        self._entries, self._state, self._has_copied = [], (-1, -1), False
+        self._entries, self._state, self._has_copied = [], [], False
 
 
 def _is_given(model: Model, path: str) -> bool:

@@ -43,6 +43,17 @@ from holter.rank.undo.buffers import MovingBuffers
 if TYPE_CHECKING:
     from holter.rank.undo.past_steps import PastSteps
 
+_kept: Callable[[int, int, bytes], bytes]
+try:
+    from holter.rank._samples import kept as _kept
+except ImportError:
+    # There was no compiler.
+    def _kept(address: int, num_bytes: int, last: bytes) -> bytes:
+        """The bytes at an address; the very object that was given if they are the same."""
+        found = ctypes.string_at(address, num_bytes)
+        return last if found == last else found
+
+
 MAX_ENTRIES = 64
 """Of a container that is kept."""
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
@@ -133,20 +144,22 @@ class Generators:
         self._is_python_raw = False
         self._last: RandomStates | None = None
 
-    def take(self) -> RandomStates:
-        """As they are now; the very object that was given last if they are the same."""
+    def take(self, state: torch.Tensor | None = None) -> RandomStates:
+        """As they are now; the very object that was given last if they are the same. `state` is that of torch's own, if somebody has just asked for it."""
         python, numpy, last = self._take_python(), self._take_numpy(), self._last
-        torch_words = _bytes(torch.default_generator.get_state())
+        state = torch.default_generator.get_state() if state is None else state
+        torch_words = _kept(state.data_ptr(), state.numel(), last.torch_words if last is not None else b"")
         gauss = random._inst.gauss_next  # type: ignore[attr-defined]  # noqa: SLF001  what getstate() gives
-        device_words = [_bytes(generator.get_state()) for generator in accelerator.generators()]
+        device_type = accelerator.kind()
+        device_words = [_bytes(one.get_state()) for one in accelerator.generators()] if device_type else []
         if (
             last is None
             or last.python_words is not python.words
             or last.numpy is not numpy
             or last.python_gauss != gauss
-            or last.torch_words != torch_words
+            or last.torch_words is not torch_words
             or last.device_words != device_words
-            or last.device_type != accelerator.kind()
+            or last.device_type != device_type
         ):
             last = self._last = RandomStates(
                 torch_words=torch_words,
@@ -154,15 +167,16 @@ class Generators:
                 python_words=python.words,
                 python_gauss=gauss,
                 numpy=numpy,
-                device_type=accelerator.kind(),
+                device_type=device_type,
                 device_words=device_words,
             )
         return last
 
     def _take_python(self) -> Python:
         """Asking Python makes 625 integers, 30 us; looking whether its words are still the same takes 1 us, where they lie as CPython has them."""
-        raw = ctypes.string_at(id(random._inst) + object.__basicsize__, _PYTHON_BYTES) if _IS_CPYTHON else b""  # noqa: SLF001
-        if self._python is None or raw != self._python_raw or not self._is_python_raw:
+        twister: Any = random._inst  # noqa: SLF001
+        raw = _kept(id(twister) + object.__basicsize__, _PYTHON_BYTES, self._python_raw) if _IS_CPYTHON else b""
+        if self._python is None or raw is not self._python_raw or not self._is_python_raw:
             version, state, _ = random.getstate()
             words = array.array("I", state).tobytes()
             self._python, self._python_raw = Python(version, words), raw
@@ -178,8 +192,8 @@ class Generators:
         bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs forget it
         if type(bits).__name__ != _LEGACY:
             return None
-        raw = ctypes.string_at(bits.ctypes.state_address, _LEGACY_BYTES)
-        if self._numpy is None or self._numpy.has_gauss or raw != self._numpy_raw:
+        raw = _kept(bits.ctypes.state_address, _LEGACY_BYTES, self._numpy_raw)
+        if self._numpy is None or self._numpy.has_gauss or raw is not self._numpy_raw:
             _, words, place, has_gauss, gauss = cast("tuple[Any, ...]", np.random.get_state())  # noqa: NPY002
             self._numpy = Numpy(words.tobytes(), int(place), int(has_gauss), float(gauss))
             self._numpy_raw = raw
@@ -198,15 +212,15 @@ class RegisteredObjects:
     """Takes and puts back the plain attributes of registered objects; a framework says which objects there are. About 0.3 us an attribute."""
 
     def __init__(self) -> None:
-        self.find: Callable[[], Iterable[Any]] = lambda: ()
+        self.find: Callable[[], Iterable[Any]] | None = None
 
     def take(self) -> PlainAttributes:
         """As they are now."""
-        return {id(each): _plain(each) for each in self.find()}
+        return {} if self.find is None else {id(each): _plain(each) for each in self.find()}
 
     def put(self, attributes: PlainAttributes) -> None:
         """Put them back as they were; what has come since stays."""
-        for each in self.find():
+        for each in () if self.find is None else self.find():
             _attributes(each).update(attributes.get(id(each), {}))
 
 
@@ -304,7 +318,7 @@ class Rewind:
         self._beginning = None if is_late else self._generators.take()
         self._given = self.buffers.given() if self._is_giving and not is_late else {}
         self.buffers.begin()
-        if not is_late:
+        if self._is_blind and not is_late:
             self._keep_if_blind()
         self._publish()
 
@@ -332,18 +346,21 @@ class Rewind:
         """A pass over this loader is over. A loader that is read ahead may still give the batch that was asked for."""
         self._ended.add(loader)
 
-    def forward_begins(self, step: int) -> bool:
-        """A model is called in training; the first time in a step, which is True here, decides when the step began."""
+    def forward_begins(self, step: int, state: torch.Tensor | None = None) -> bool:
+        """A model is called in training; the first time in a step, which is True here, decides when the step began. `state` is torch's random state, if it was just asked for."""
         if step != self._step:
             # Several optimizers: the step before is not closed yet, and this call is the next one's.
             self.step_closed(step)
         if self._forward is not None:
             return False
-        self._forward = self._generators.take()
+        self._forward = self._generators.take(state)
         self._training_loaders.add(self._last_asked)
-        self._beginning = self._candidate() or self._forward
+        self._beginning = (self._candidate() if self._asked else self._beginning) or self._forward
         # Without a loader nobody knows what was counted for the step before: most scripts count when it is over.
-        self._attributes = self._chosen_attributes() if self._asked else self.registered.take()
+        if self._asked:
+            self._attributes = self._chosen_attributes()
+        elif self.registered.find is not None:
+            self._attributes = self.registered.take()
         self._is_blind = not self.buffers.keep()
         self._publish()
         return True
@@ -364,10 +381,26 @@ class Rewind:
 
     def known(self) -> Rewound | None:
         """How the step that is under way began; None: nothing was seen of it."""
-        beginning, forward, step, num_skipped = self._found()
+        return self._rewound(*self._found())
+
+    @staticmethod
+    def _rewound(
+        beginning: RandomStates | None, forward: RandomStates | None, step: int, num_skipped: int
+    ) -> Rewound | None:
         if beginning is None:
             return None
-        return Rewound(**msgspec.structs.asdict(beginning), step=step, forward=forward, num_skipped=num_skipped)
+        return Rewound(
+            beginning.torch_words,
+            beginning.python_version,
+            beginning.python_words,
+            beginning.python_gauss,
+            beginning.numpy,
+            beginning.device_type,
+            beginning.device_words,
+            step,
+            forward,
+            num_skipped,
+        )
 
     def _found(self) -> tuple[RandomStates | None, RandomStates | None, int, int]:
         """The states at the beginning and, if they were others, at the first forward pass; the step, and its rounds that were skipped."""
@@ -376,6 +409,8 @@ class Rewind:
         return beginning, self._forward if self._forward is not beginning else None, self._step, num_skipped
 
     def _candidate(self) -> RandomStates | None:
+        if not self._asked:
+            return self._beginning
         return next(
             (asked for loader, asked in self._asked.items() if loader in self._training_loaders), self._beginning
         )
@@ -418,19 +453,16 @@ class Rewind:
 
     def _publish(self) -> None:
         is_giving = bool(self._given) and self._forward is None
-        found = is_giving, *self._found()
-        known = self.known() if found != self._shown else None
-        self._shown = found
+        found = self._found()
+        known = self._rewound(*found) if (is_giving, *found) != self._shown else None
+        self._shown = is_giving, *found
         if known is None:
             return
         if is_giving:
-            if self._show(msgspec.structs.replace(known, given=self._given)):
+            if self._page.publish_rewind(known.step, encode(msgspec.structs.replace(known, given=self._given))):
                 return
             # There is more of it than the page takes, at the next step too.
             self._given, self._is_giving = {}, False
-        if not self._show(known) and not self._has_said:
+        if not self._page.publish_rewind(known.step, encode(known)) and not self._has_said:
             self._has_said = True
             say("the random states of this rank do not fit the shared page: if it dies, they are lost with it")
-
-    def _show(self, known: Rewound) -> bool:
-        return self._page.publish_rewind(known.step, encode(known))

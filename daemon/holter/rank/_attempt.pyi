@@ -1,0 +1,4 @@
+from collections.abc import Callable
+from typing import Any
+
+def attempting(failed: Callable[[Callable[..., Any], Exception], None], /) -> Callable[..., Any]: ...
