@@ -51,6 +51,8 @@ class Placement:
         found = self._compare(tensors)
         self._is_plain = found is not None
         self.is_known = self._is_valid and found in (_SAME, _MOVED)
+        # Asked again about these very tensors, the answer is the same until somebody looks: the runs are still those of the list before.
+        self._is_valid = self.is_known
         return self.is_known
 
     def look(self, tensors: Sequence[torch.Tensor]) -> Sources:

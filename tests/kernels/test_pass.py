@@ -412,3 +412,17 @@ def test_a_pass_reads_a_tensor_again_that_had_lost_its_memory() -> None:
     table = read(fused, made)
     assert table.numel.tolist() == [10, 10]
     assert table.fingerprint.tolist() == summarize(made, histogram="off").fingerprint.tolist()
+
+
+def test_what_is_asked_at_once_and_then_started_is_read_as_it_lies_now() -> None:
+    first = [torch.arange(4), torch.arange(6.0).t()]
+    fused = Pass(first, "off")
+    for made in (first, [torch.arange(3000), torch.arange(5.0)], [torch.arange(2)], first, first):
+        expected = summarize(made, histogram="off").fingerprint.tolist()
+        at_once = fused.at_once(made)
+        assert at_once is None or at_once.fingerprint.tolist() == expected
+        assert read(fused, made).fingerprint.tolist() == expected
+    again = [tensor.clone() for tensor in first]
+    at_once = fused.at_once(again)
+    assert at_once is not None
+    assert at_once.fingerprint.tolist() == summarize(again, histogram="off").fingerprint.tolist()

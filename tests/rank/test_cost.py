@@ -20,6 +20,16 @@ AROUND = frozenset({"backward", "step", "within"})
 SETTLED, COUNTED = 130, 16
 
 
+class Agent:
+    """What hooks ask of a rank's part in halts, where the guard is on and nobody orders a halt."""
+
+    def is_wanted(self) -> bool:
+        return True
+
+    def is_due(self, _step: int) -> bool:
+        return False
+
+
 def is_within_ours(frame: FrameType | None) -> bool:
     """Whether this is a call of a function of ours, or of another that ours calls."""
     while frame is not None:
@@ -33,6 +43,7 @@ def calls_of_a_step(worn, model: nn.Module) -> float:
     """Of the ordinary one, once it is settled; it reads and compares everything."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     schedule, inputs, num_calls = worn.monitor.context.schedule, torch.randn(4, 8), 0
+    worn.monitor.context.hold.agent = Agent()
     found: list[int] = []
 
     def step() -> None:
@@ -75,10 +86,10 @@ def native() -> None:
 def test_a_step_of_one_rank_makes_few_calls_however_many_tensors_there_are(wear):
     worn = wear(budget=0.01)
     worn.monitor.add_model(model := network(40))
-    assert calls_of_a_step(worn, model) < 750
+    assert calls_of_a_step(worn, model) < 330
 
 
 @pytest.mark.usefixtures("native", "swept", "gloo")
 def test_a_step_that_is_compared_makes_few_calls_however_many_tensors_there_are(wear):
     worn = wear(world_size=2, budget=0.01)
-    assert calls_of_a_step(worn, DistributedDataParallel(network(40))) < 1250
+    assert calls_of_a_step(worn, DistributedDataParallel(network(40))) < 570
