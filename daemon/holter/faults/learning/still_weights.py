@@ -101,7 +101,7 @@ class StillWeights:
             return
         tiny = find_streak(window, Vitals, self._changes_little, at_least=self.num_vitals, min_steps=self.unheld_steps)
         # A run that has learned all there is changes little too: from the first steps on it is another matter.
-        if tiny and tiny.first_step <= self.min_steps and self._is_at_work(window, tiny):
+        if tiny and tiny.first_step <= self.min_steps and self._is_at_work(window, tiny, len(tiny.notes) // 2):
             yield _rounded_away(tiny, dtypes=tuple(EPSILON))
             return
         trip = find_streak(window, Vitals, lambda vitals: vitals.rounded.count > 0, at_least=self.num_vitals)
@@ -133,10 +133,11 @@ class StillWeights:
     def _changes_little(self, vitals: Vitals) -> bool:
         return _share_changed(vitals) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
 
-    def _is_at_work(self, window: Window, streak: Streak[Vitals]) -> bool:
-        """The learning rate is near its peak, and not on its way up."""
+    def _is_at_work(self, window: Window, streak: Streak[Vitals], since: int = 0) -> bool:
+        """The learning rate is near its peak, and not on its way up since this note."""
         first, last = (
-            max((m.learning_rate for m in vitals.modules), default=0.0) for _, vitals in (streak.notes[0], streak.last)
+            max((m.learning_rate for m in vitals.modules), default=0.0)
+            for _, vitals in (streak.notes[since], streak.last)
         )
         seen = [spread.high for _, spread in window.values("learning_rate") if math.isfinite(spread.high)]
         return 0 < last <= first * 1.01 and last >= self.min_rate * max((first, *seen))
