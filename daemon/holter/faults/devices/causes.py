@@ -10,7 +10,7 @@ from holter.records import Fix
 _NO_MEANING = "what this Xid means: the vendor's catalogue of Xids, and whether the named device reports others"
 _NOT_SAID = "which device the rank uses: it did not say, so that the device of its local rank is named"
 _NOT_OURS = ("is_own_error", "is_out_of_memory", "is_suspended")
-"""Ends and stops that no device brings about: the script's own error, memory that ran out, a signal that stops a process."""
+"""Facts of ends and stops that no device causes: the script's own error, memory that ran out, a signal that stops a process."""
 _OTHERS = ("script_error", "out_of_memory", "host_unreachable", "slow_input")
 
 DEVICE_FAULT = CauseEntry(
@@ -139,7 +139,7 @@ FAMILY = Family(
     ),
     causes=(DEVICE_FAULT, DEVICE_MEMORY_ERROR, LINK_ERRORS, DEVICE_THROTTLED),
     brings_about=(
-        # A rank whose device fails hangs, dies or is slow; whose memory fails computes nonsense as well.
+        # A rank whose device fails hangs, dies or is slow; one whose memory fails also computes nonsense.
         Consequence("device_errors", ("dead_rank", "stalled_rank", "slow_rank", "device_links", "device_clocks"), unless_leader_has=("is_unclear",), unless_follower_is=_OTHERS, unless_follower_has=_NOT_OURS, on_a_shared_rank=True),
         Consequence("device_memory", ("dead_rank", "stalled_rank", "slow_rank", "device_errors"), unless_leader_has=("is_old",), unless_follower_is=_OTHERS, unless_follower_has=_NOT_OURS, on_a_shared_rank=True),
         Consequence("device_memory", ("replica_divergence", "shard_history"), unless_leader_has=("is_old",), on_a_shared_rank=True, whenever=True),

@@ -46,15 +46,15 @@ class DeviceClocks:
 
     min_held_s: float = threshold(30.0, above=0)
     max_share: float = threshold(0.9, above=0, below=1)
-    """Of the others' clock, or of its own limit: at more the clock counts as free."""
+    """Share of the others' clock, or of its own limit, from which on the clock counts as free."""
     max_share_by_power: float = threshold(0.8, above=0, below=1)
-    """The same where power alone holds it down."""
+    """The same if only power holds it down."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding for the ranks whose device is held down, of each severity."""
+        """Yield one finding per severity, for the ranks whose device is held down."""
         yield from joined(self._each(window))
 
     def _each(self, window: Window) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ class DeviceClocks:
         if set(reasons) & set(HEAT):
             free = [median(clocks)] if clocks else []
             limit = [device.clock_limit_mhz] if device.clock_limit_mhz else []
-            # Where all are hot, the others are no measure.
+            # If all are hot, the others are no measure.
             are_others_held = sum(bool(set(other.throttled_by) & set(HEAT)) for other in others) * 2 >= max(
                 len(others), 1
             )

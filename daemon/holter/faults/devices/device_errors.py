@@ -50,7 +50,7 @@ class DeviceErrors:
     name: ClassVar[str] = "device_errors"
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding for the ranks whose devices failed, a warning for what nobody understands."""
+        """Yield one finding for the ranks whose devices failed, and a warning for errors whose meaning is unknown."""
         devices, events = device_notes.newest(window), device_notes.events(window)
         known = (
             _failed(rank, devices.get(rank), events.get(rank, [])) for rank in sorted(devices.keys() | events.keys())
@@ -84,13 +84,13 @@ def _finding(window: Window, failed: Failed) -> Finding:
     rank, device = failed.rank, failed.device
     numbers = [event.xid for _, event in failed.told if event.kind == "xid"]
     is_gone = device is not None and bool(set(GONE) & set(device.states))
-    # A driver asks for a reset after another fault, which is there as well; and a machine check may pass.
+    # Drivers ask for a reset after another fault, which is reported too; and a machine check may pass.
     is_severe = is_gone or any(device_notes.xid(number).is_grave for number in numbers)
     is_host = not numbers and not is_gone and all(not event.uuid for _, event in failed.told)
     where = device_notes.place(window, rank, None if is_host else device)
     return Finding(
         detector=DeviceErrors.name,
-        # What it brings about makes it critical: a halt that were asked for now would wait for a rank that is about to hang.
+        # Its consequences make it critical: a halt now would wait for a rank that is about to hang.
         severity="warning",
         first_step=failed.step,
         detected_step=max((note.step for note, _ in failed.told), default=failed.step),

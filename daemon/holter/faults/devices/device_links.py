@@ -34,7 +34,7 @@ FIELDS = {
     "nvlink_ecc_errors": "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
     "pcie_replays": "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
 }
-"""Counter -> where dcgm-exporter says the same."""
+"""Counter -> the field of dcgm-exporter with the same number."""
 WORDS = {
     "nvlinks_down": "NVLinks went down",
     "nvlink_recoveries": "recoveries of an NVLink",
@@ -47,22 +47,22 @@ WORDS = {
 
 @dataclass(frozen=True)
 class DeviceLinks:
-    """Judges errors of links."""
+    """Judges errors of devices' links."""
 
     name: ClassVar[str] = "device_links"
 
     min_recoveries: int = threshold(2, at_least=1)
-    """Of an NVLink within ten minutes."""
+    """Recoveries of NVLinks within ten minutes."""
     min_replays: int = threshold(50, at_least=1)
-    """On NVLink or PCIe within ten minutes."""
+    """Replays on NVLink or PCIe within ten minutes."""
     min_checksum_errors: int = threshold(1000, at_least=1)
-    """On NVLink within ten minutes."""
+    """Checksum errors on NVLink within ten minutes."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding for the ranks whose device's links fail, of each severity."""
+        """Yield one finding per severity, for the ranks whose device's links fail."""
         yield from joined(self._each(window))
 
     def _each(self, window: Window) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ FIELDS = {
     "page_retirement_pending": "DCGM_FI_DEV_RETIRED_PENDING",
     "xid": "DCGM_FI_DEV_XID_ERRORS",
 }
-"""Where dcgm-exporter says the same."""
+"""Counter or state -> the field of dcgm-exporter with the same value."""
 STATES = {
     "row_remap_failed": "a bad row could not be remapped",
     "row_remap_pending": "a bad row waits to be remapped at the next reset",
@@ -44,7 +44,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that is wrong."""
+    """One thing that is wrong with the memory."""
 
     field: str
     text: str
@@ -54,12 +54,12 @@ class Symptom:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Judges errors of memory."""
+    """Judges errors of devices' memory."""
 
     name: ClassVar[str] = "device_memory"
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding for the ranks whose device has such errors, of each severity."""
+        """Yield one finding per severity, for the ranks whose device has such errors."""
         yield from joined(self._each(window))
 
     def _each(self, window: Window) -> Iterator[Finding]:

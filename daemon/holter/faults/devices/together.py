@@ -1,4 +1,4 @@
-"""What the detectors of devices share: ranks with the same trouble are one finding, and each says what to do with its host."""
+"""What the detectors of devices share: ranks with the same trouble become one finding, and each says what to do with its host."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,11 +9,11 @@ from holter.faults.window import Window
 from holter.records import Device, Evidence, Finding
 
 MAX_SHOWN = 4
-"""Ranks whose evidence is kept."""
+"""Number of ranks whose evidence is kept."""
 
 
 def joined(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """One finding for each severity, the gravest first and what nobody understands last: at one step a detector says one thing."""
+    """Yield one finding per severity, the gravest first and unknown errors last, but only one per step."""
     groups: dict[tuple[bool, bool], list[Finding]] = {(True, False): [], (False, False): [], (False, True): []}
     for finding in findings:
         groups[finding.severity == "critical", finding.facts.get("is_unclear") is True].append(finding)
@@ -45,7 +45,7 @@ def _one_of(alike: list[Finding]) -> Finding:
 
 
 def advice(window: Window, rank: int, device: Device | None, said: tuple[str, str], *, is_needed: bool) -> Evidence:
-    """What to do with the host, and where else it can be read: dcgm-exporter's field, and what it says."""
+    """Return what to do with the host, and which field of dcgm-exporter shows the same; `said` is (field, its value)."""
     field, value = said
     host = window.processes.hosts.get(rank, "") or "its host"
     uuid = device.uuid if device is not None else ""

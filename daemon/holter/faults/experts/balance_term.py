@@ -33,13 +33,13 @@ class BalanceTerm:
     name: ClassVar[str] = "balance_term"
 
     min_looks: int = threshold(8, at_least=3)
-    """Looks in a row, on all ranks that looked."""
+    """Number of looks in a row, over all ranks that looked."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding a mixture of experts."""
+        """Yield at most one finding per mixture of experts."""
         for module, looks in sorted(looks_of(window).items()):
             told = [(look.step, one) for look in looks for one in look.by_rank.values() if one.term]
             steps = sorted({step for step, _ in told})

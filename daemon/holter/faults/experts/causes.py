@@ -62,10 +62,10 @@ FAMILY = Family(
     ),
     causes=(EXPERT_COLLAPSE, EXPERT_OVERFLOW),
     brings_about=(
-        # What balances nothing lets the router collapse, and a collapsed router fills its experts.
+        # Without balancing the router collapses, and a collapsed router fills its experts.
         Consequence("balance_term", ("expert_load", "expert_capacity"), whenever=True),
         Consequence("expert_load", ("expert_capacity",), whenever=True),
-        # A router that is sure of itself has no gradient, nor have experts that get nothing.
+        # A router that is sure of itself has no gradient, and neither have experts without tokens.
         Consequence(
             "expert_load",
             ("gradient_vanishing", "gradient_balance", "zero_gradients", "missing_gradients"),

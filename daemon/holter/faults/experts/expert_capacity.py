@@ -29,12 +29,12 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Routing
 
 SLACK = 0.02
-"""Rows of zeros are taken for padding; few tokens are."""
+"""Share of tokens: rows of zeros are counted as padding, and a few tokens may be such rows."""
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """Of one look: what each rank lost, or all together."""
+    """One look: the share of tokens that each rank lost, or that all lost together."""
 
     step: int
     shares: dict[int, float]
@@ -45,24 +45,24 @@ class _Loss:
 
 @dataclass(frozen=True)
 class ExpertCapacity:
-    """Judges what experts were sent against what they received."""
+    """Compares what experts were sent with what they received."""
 
     name: ClassVar[str] = "expert_capacity"
 
     lost: float = threshold(0.3, above=0, below=1)
     """Share of tokens that do not arrive."""
     min_looks: int = threshold(8, at_least=3)
-    """Looks in a row."""
+    """Number of looks in a row."""
     min_steps: int = threshold(24, at_least=1)
-    """Steps from the first of them to the last."""
+    """Number of steps from the first of these looks to the last."""
     falling: float = threshold(0.05, above=0)
-    """A share that has come down by more than this is on its way to balance."""
+    """A share that has fallen by more than this is on its way to balance."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding a mixture of experts."""
+        """Yield at most one finding per mixture of experts."""
         for module, looks in sorted(looks_of(window).items()):
             recent = looks[-self.min_looks :]
             losses = [loss for look in recent if (loss := _loss(look, window.world_size)) is not None]
@@ -79,7 +79,7 @@ class ExpertCapacity:
 
 
 def _lasting(looks: list[RoutingLook], ranks: set[int], lost: float, world_size: int) -> list[int]:
-    """Steps of the unbroken run of looks, until now, at which all these ranks lost so much."""
+    """Return the steps of the unbroken run of looks, until now, at which all these ranks lost at least this share."""
     found: list[int] = []
     for look in reversed(looks):
         loss = _loss(look, world_size)
@@ -90,7 +90,7 @@ def _lasting(looks: list[RoutingLook], ranks: set[int], lost: float, world_size:
 
 
 def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
-    """None: nobody can say, or it is no overflow."""
+    """Return what was lost at one look; None if that is unknown or is no overflow."""
     told = look.by_rank
     sent = sum(sum(one.counts) for one in told.values())
     received = sum(sum(one.received) for one in told.values())
@@ -104,7 +104,7 @@ def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
         return None
     full = max(max(one.received) for one in told.values())
     num_full = sum(count >= (1 - SLACK) * full for one in told.values() for count in one.received)
-    # Without knowing which expert lies where: several that are equally full have a capacity.
+    # It is unknown which rank holds which expert, but several equally full ones mean that there is a capacity.
     is_capped = num_full > 1 or max(look.counts) > full
     return (
         _Loss(look.step, dict.fromkeys(told, 1 - received / max(sent, 1)), sent, received, full) if is_capped else None
@@ -112,7 +112,7 @@ def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
 
 
 def _own_loss(told: Routing) -> float | None:
-    """Of a rank that holds all experts itself; None: they were not given what the router sent, in another way than by being full."""
+    """Return the share that a rank with all experts lost; None if its experts received less for another reason than being full."""
     pairs = list(zip(told.counts, told.received, strict=True))
     full = max(received for _, received in pairs)
     is_overflow = all(received <= sent and (sent > full or received >= (1 - SLACK) * sent) for sent, received in pairs)

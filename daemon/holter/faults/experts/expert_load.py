@@ -37,23 +37,23 @@ class ExpertLoad:
     name: ClassVar[str] = "expert_load"
 
     busiest: float = threshold(0.9, above=0.5, below=1)
-    """Share of the busiest experts from which on a router has collapsed."""
+    """Share of tokens at the busiest experts from which on a router has collapsed."""
     idle: float = threshold(0.25, above=0, below=1)
     """Share of experts without any token from which on it is a warning."""
     min_looks: int = threshold(8, at_least=3)
-    """Looks in a row."""
+    """Number of looks in a row."""
     min_steps: int = threshold(24, at_least=1)
-    """Steps from the first of them to the last."""
+    """Number of steps from the first of these looks to the last."""
     min_tokens: int = threshold(16, at_least=1)
-    """An expert, on average, over these looks."""
+    """Number of tokens per expert, on average, over these looks."""
     falling: float = threshold(0.03, above=0)
-    """A share that has come down by more than this is on its way to balance."""
+    """A share that has fallen by more than this is on its way to balance."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding a mixture of experts."""
+        """Yield at most one finding per mixture of experts."""
         for module, looks in sorted(looks_of(window).items()):
             recent = looks[-self.min_looks :]
             if not is_long_enough(recent, self.min_looks, self.min_steps):
@@ -63,7 +63,7 @@ class ExpertLoad:
             if 4 * top_k > 3 * size or sum(totals) < self.min_tokens * size:
                 continue
             shares = [look.busiest_share for look in recent]
-            # Where a token may go to half of all experts, half is balance.
+            # If a token may go to half of all experts, a share of one half is balance.
             limit = max(self.busiest, 1 - 0.1 * (1 - top_k / size))
             is_collapsed = min(shares) >= limit and shares[-1] >= shares[0] - self.falling
             idle = [place for place, total in enumerate(totals) if not total]
@@ -76,7 +76,7 @@ class ExpertLoad:
 
 
 def _run(looks: list[RoutingLook], limit: float) -> list[RoutingLook]:
-    """The unbroken run of collapsed looks that lasts until now."""
+    """Return the unbroken run of collapsed looks that lasts until now."""
     place = len(looks)
     while place and looks[place - 1].busiest_share >= limit:
         place -= 1

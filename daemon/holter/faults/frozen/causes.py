@@ -167,7 +167,7 @@ FAMILY = Family(
         Consequence("frozen_divergence", ("batch_values", "missing_gradients"), ("curves",), whenever=True),
         Consequence("frozen_divergence", ("compute_dtype",), if_leader_is=("dtype_mismatch_across_ranks",), whenever=True),
         Consequence("frozen_divergence", ("nonfinite_values",), unless_follower_is=("nonfinite_input",), whenever=True),
-        # What an empty encoder puts out is what the model is fed.
+        # The model is fed what an empty encoder puts out.
         Consequence("frozen_divergence", ("nonfinite_values",), if_leader_is=("frozen_component_uninitialised",), on_a_shared_rank=True, whenever=True),
         Consequence("frozen_movement", ("frozen_divergence", "replica_divergence")),
     ),

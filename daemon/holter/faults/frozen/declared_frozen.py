@@ -27,12 +27,12 @@ from holter.records import Census, Evidence, Finding
 
 @dataclass(frozen=True)
 class DeclaredFrozen:
-    """Judges the census against what was declared."""
+    """Compares the census with what was declared frozen."""
 
     name: ClassVar[str] = "declared_frozen"
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding, of all ranks on which something declared frozen is trained."""
+        """Yield at most one finding, for all ranks on which something declared frozen is trained."""
         if not any(census.declared_frozen for census in distinct_censuses(window)):
             return
         holders: dict[int, list[int]] = {}
@@ -50,7 +50,7 @@ class DeclaredFrozen:
 
 
 def _trained(census: Census) -> dict[str, str]:
-    """Name -> the pattern that declares it frozen, for all that is trained none the less."""
+    """Return the pattern that declares it frozen, for each parameter that is trained nevertheless, by name."""
     return {
         entry.name: pattern
         for pattern in census.declared_frozen
@@ -60,7 +60,7 @@ def _trained(census: Census) -> dict[str, str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """`encoder` stands for all that is in it."""
+    """Whether the pattern matches; `encoder` stands for everything in it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

@@ -48,17 +48,17 @@ from holter.records.rank import OWN
 
 TRAINED = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
 MATRIX = 2
-"""Dimensions from which on a weight is neither zero nor constant by design."""
+"""Number of dimensions from which on a weight is neither zero nor constant by design."""
 SMALLEST, LARGEST = 1e-6, 1e3
 """Root mean squares between which weights lie."""
 MAX_SHOWN = 4
 MIN_EMPTY = 2
-"""So many matrices of a trained model must be zero, and all that are frozen, to be a lost component; one may be meant so."""
+"""Number of matrices of a trained component that must be zero, as all its frozen ones, for it to be lost; a single one may be intended."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """The side that cannot be right."""
+    """The ranks that cannot be right."""
 
     ranks: tuple[int, ...] = ()
     word: str = ""
@@ -72,17 +72,17 @@ class FrozenDivergence:
     name: ClassVar[str] = "frozen_divergence"
 
     patience_s: float = 2.0
-    """How long to wait for ranks that have not reported the step, because they may make the majority."""
+    """Seconds to wait for ranks that have not reported the step, because they may make the majority."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
-    """How many ranks are asked for their table of fingerprints."""
+    """Number of ranks that are asked for their table of fingerprints."""
     implausible_ratio: float = 100.0
-    """A norm so many times its peers' is the implausible side."""
+    """A norm this many times its peers' is the implausible side."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: what differs between ranks, of all or along an axis, else what is wrong on all of them."""
+        """Yield at most one finding: what differs between all ranks or along an axis, or else what is wrong on all of them."""
         if not any(
             known.first_unequal_step is not None
             for name, known in window.tensors.classes.items()
@@ -130,9 +130,9 @@ class FrozenDivergence:
 
 
 def _later(window: Window, first: Parting, max_ranks: int) -> Iterator[Parting]:
-    """Later comparisons at which ranks differed, those that have tables and, ever more rarely, the last one.
+    """Yield later comparisons at which ranks differed: those that have tables and, less and less often, the last one.
 
-    One rank may have met a frozen component earlier than another: then the first difference has nothing in common to show.
+    One rank may have reached a frozen component before another; then the first difference has no tensors in common to compare.
     """
     unequal = [view for view in window.steps if view.step > first.step and len(view.roots.get("frozen", {})) > 1]
     count = window.tensors.classes["frozen"].num_unequal
@@ -144,7 +144,7 @@ def _later(window: Window, first: Parting, max_ranks: int) -> Iterator[Parting]:
 
 
 def _whole(window: Window, difference: Difference) -> Difference:
-    """Without what is a shard on some rank, or has another shape there."""
+    """Leave out tensors that are shards or have another shape on some rank."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for census in distinct_censuses(window):
         for entry in census.entries:
@@ -161,7 +161,7 @@ def _agreed_before(window: Window, parting: Parting) -> int | None:
 
 
 def _follows(window: Window, parting: Parting) -> bool:
-    """Whether the trained weights parted no later: then frozen ones are averages of them, or were never synchronised either."""
+    """Whether trained weights differed no later; then frozen ones are averages of them, or were never synchronised either."""
     onsets = (history.first_unequal_step for name in TRAINED if (history := window.tensors.classes.get(name)))
     return any(onset is not None and onset <= parting.step for onset in onsets)
 
@@ -232,7 +232,7 @@ def _finding(window: Window, parting: Parting, difference: Difference, doubt: Do
 
 
 def _agreed_steps(window: Window, parting: Parting, tensors: tuple[str, ...]) -> int:
-    """Of the last state in which these were equal. Large ones are read in slices: at the last comparison it may have been others."""
+    """Return the last step at which all these tensors were equal, -1 if unknown: large ones are read in slices, and each comparison has others."""
     before = _agreed_before(window, parting)
     if before is None:
         return -1
@@ -253,7 +253,7 @@ def _past(before: int | None, alone: tuple[int, ...]) -> Iterator[Evidence]:
 
 
 def _dtypes(window: Window, tensors: tuple[str, ...]) -> dict[str, Evidence]:
-    """Those that are held in another dtype on some rank, with what each rank holds."""
+    """Return evidence for the tensors that are held in different dtypes, by name."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank, census in sorted(window.models.census.items()):
         for entry in census.entries:
@@ -277,7 +277,7 @@ def _rounded(difference: Difference) -> Iterator[Evidence]:
 
 
 def _wrong_shards(window: Window) -> list[Finding]:
-    """Frozen parameters of which some ranks' shards cannot be weights while the others' can; zeros count if several matrices are."""
+    """Find frozen parameters whose shards cannot be weights on some ranks but can on others; zeros count only in several matrices."""
     shards = {id(census): _frozen_shards(census) for census in distinct_censuses(window, None)}
     if not any(shards.values()):
         return []
@@ -304,7 +304,7 @@ def _wrong_shards(window: Window) -> list[Finding]:
 
 
 def _frozen_shards(census: Census) -> list[tuple[str, int]]:
-    """Names and marks of the frozen matrices that are the rank's own."""
+    """Return names and marks of the frozen matrices of which each rank has its own."""
     return [
         (entry.name, entry.marks)
         for entry in census.entries
@@ -313,7 +313,7 @@ def _frozen_shards(census: Census) -> list[tuple[str, int]]:
 
 
 def _wrong_everywhere(window: Window) -> list[Finding]:
-    """Frozen components that no rank has ever loaded."""
+    """Find frozen components that no rank has ever loaded."""
     if not window.attached or any(rank not in window.models.census for rank in window.attached):
         return []
     found = [_empty_components(census) for census in distinct_censuses(window)]
@@ -351,7 +351,7 @@ def _implausible(
 
 
 def _doubts(window: Window, parting: Parting, names: Iterable[str], ratio: float) -> Doubt:
-    """Who holds implausible values in tensors that differ, if not everyone does; matrices tell more than vectors."""
+    """Find the ranks with implausible values in tensors that differ, unless all ranks have them; matrices count more than vectors."""
     tables = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
     marks = {rank: column(table, table.marks) for rank, table in tables.items()}
     norms = {rank: column(table, table.norms) for rank, table in tables.items()}
@@ -376,7 +376,7 @@ def _doubts(window: Window, parting: Parting, names: Iterable[str], ratio: float
 
 
 def _odd(marks: Mapping[int, int], norms: Mapping[int, float], numel: int, ratio: float) -> set[int]:
-    """Some of the ranks, never all: what all have alike is by design."""
+    """Return the ranks with odd values; never all of them, because what all have is by design."""
     for wrong in (Mark.NONFINITE, Mark.HUGE, Mark.ZERO, Mark.CONSTANT):
         odd = {rank for rank, mark in marks.items() if mark & wrong}
         if odd and len(odd) < len(marks):
@@ -402,7 +402,7 @@ def _side_by_side(marks: Mapping[int, int], norms: Mapping[int, float]) -> str:
 
 
 def _describe(marks: int) -> str:
-    """What is odd, in words."""
+    """Describe what is odd."""
     if marks & Mark.NONFINITE:
         return "not finite"
     if marks & Mark.ZERO:
@@ -413,7 +413,7 @@ def _describe(marks: int) -> str:
 
 
 def _empty_components(census: Census) -> dict[str, str]:
-    """Frozen parameters that hold no weights, with what they hold: any that are not finite, and components of zeros alone."""
+    """Return frozen parameters that hold no weights, with what they hold: any that are not finite, and components of zeros only."""
     frozen = [
         entry for entry in census.entries if not entry.requires_grad and not entry.is_buffer and not entry.is_sharded
     ]

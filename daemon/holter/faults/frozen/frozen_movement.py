@@ -36,26 +36,26 @@ Seen = tuple[Note, Vitals]
 
 @dataclass(frozen=True)
 class FrozenMovement:
-    """Judges what the ranks' vitals say of frozen tensors."""
+    """Judges the ranks' reports about frozen tensors."""
 
     name: ClassVar[str] = "frozen_movement"
 
     min_steps: int = threshold(2, at_least=1)
-    """At how many checked steps an optimizer must have moved what is frozen."""
+    """Number of checked steps in which an optimizer must have moved what is frozen."""
     still_checks: int = 4
-    """How many checks in a row a tensor must have been still before a change outside of a step counts."""
+    """Number of checks in a row in which a tensor must have been still before a change outside of a step counts."""
     long_still_checks: int = 8
-    """The same where it changes again and again from then on: an average or a target moves from the start."""
+    """The same if it changes again and again from then on: an average or a target moves from the start."""
     rest_checks: int = 2
-    """How many checks after such a change are waited for."""
+    """Number of checks to wait for after such a change."""
     scaled_checks: int = threshold(3, at_least=2)
-    """At how many checks it must have been multiplied by a factor."""
+    """Number of checks in which it must have been multiplied by a factor."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding; an optimizer's doing first."""
+        """Yield at most one finding; changes by an optimizer come first."""
         vitals = list(window.notes_of(Vitals))
         inside = [(note, seen) for note, seen in vitals if _held(window, note, seen)]
         if len({note.step for note, _ in inside}) >= self.min_steps:
@@ -76,7 +76,7 @@ class FrozenMovement:
             yield _finding(window, between, names, is_in_step=False)
 
     def _is_event(self, vitals: list[Seen], between: list[Seen]) -> bool:
-        """One change after a long rest, and rest again; or the first of several after a longer one, of the same tensors."""
+        """Whether one change came after a long rest and was followed by rest, or several of the same tensors came after a longer rest."""
         first = min(note.step for note, _ in between)
         onset = [seen for note, seen in between if note.step == first]
         later = [seen for note, seen in between if note.step > first]
@@ -89,7 +89,7 @@ class FrozenMovement:
 
 
 def _held(window: Window, note: Note, seen: Vitals) -> tuple[str, ...]:
-    """Of those that moved in a step, the ones that an optimizer holds: nothing else can be its doing."""
+    """Return the tensors moved in a step that an optimizer holds; it cannot have moved others."""
     if not seen.frozen_moved_in_step.count:
         return ()
     census = window.models.census.get(note.rank)
@@ -112,7 +112,7 @@ def _finding(
         severity="warning",
         first_step=first,
         detected_step=first,
-        # Ranks take turns in looking: one that was not asked has not denied it.
+        # Ranks take turns in looking, so a rank that did not look may be affected too.
         ranks=tuple(sorted(window.attached)) if is_in_step and is_replicated else ranks,
         tensors=names,
         modules=common_module(names),

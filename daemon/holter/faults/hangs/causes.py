@@ -20,7 +20,7 @@ _NO_OTHER_SIDE = "the other side's record of this call: its process ended before
 _NO_LATER_CALL = "the call after the one it stands in, which tells whether it left a call out or swapped two: it never came to make it"
 _NO_CALLS = "the calls themselves: the digests of a run of calls differ between ranks, but the recorders had gone past them when they were read"
 _HELD = ("is_suspended", "is_unreachable", "has_ended", "is_interpreter_locked")
-"""Nothing that the script does is to blame then."""
+"""Facts of a process that is held; then nothing that the script does is to blame."""
 _NO_STACK = "the stack of the rank that did not come: py-spy could not read it"
 _NO_THIRD = "a third rank, or calls from before that tell which side is right: both sides wait for each other, so both are named"
 _NO_ABSENT = (
@@ -40,7 +40,7 @@ _NO_ABSENTEE = "the ranks' recorders from before the timeout: a rank gave up wai
 _LOCKED_TOO = "the interpreter's answer: it is locked, and that alone would explain the wait"
 
 _BETTER_KNOWN = ("is_own_error", "is_out_of_memory", "is_worker_lost")
-"""Why it ended has a name of its own."""
+"""Facts of an end whose cause has a name of its own."""
 
 RANK_SUSPENDED = CauseEntry(
     cause="rank_suspended",
@@ -466,17 +466,17 @@ FAMILY = Family(
         RANK_MISSING_FROM_COLLECTIVE, SCRIPT_ERROR, RANK_DEAD, COLLECTIVE_ORDER_MISMATCH, COLLECTIVE_SHAPE_MISMATCH, COLLECTIVE_DTYPE_MISMATCH,
     ),
     brings_about=(
-        # Calls that do not match: what they returned is garbage, on all ranks or on some; or ranks wait for each other until somebody gives up.
+        # Calls that do not match return garbage, on all ranks or on some; or ranks wait for each other until one gives up.
         Consequence("collective_mismatch", ("replica_divergence", "buffer_divergence"), ("curves",)),
         Consequence("collective_mismatch", ("stalled_rank",), unless_follower_is=NOT_BY_A_SCRIPT, whenever=True),
         Consequence("collective_mismatch", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER, whenever=True),
-        # Timeouts and people end a job that hangs, whichever of its ranks falls first; memory that ran out is a cause of its own.
+        # Timeouts and people end a job that hangs, whichever of its ranks falls first; running out of memory is a cause of its own.
         Consequence("stalled_rank", ("dead_rank",), unless_leader_has=("has_died",), unless_follower_has=("is_out_of_memory",), whenever=True),
-        # Survivors wait for the dead.
+        # Survivors wait for the dead rank.
         Consequence("dead_rank", ("stalled_rank",), unless_leader_has=("is_timed_out",), unless_follower_is=NOT_BY_A_SCRIPT, whenever=True),
-        # Without one rank nothing that the others do is sound.
+        # Without one rank, nothing that the others do is sound.
         Consequence("dead_rank", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_lengths"), ("weights", "curves")),
-        # Peers of a rank that hangs or dies come late to whatever they do about it; lateness itself breaks nothing.
+        # Peers of a rank that hangs or dies come late to their later collectives; being late breaks nothing itself.
         Consequence("stalled_rank", ("slow_rank",)),
         Consequence("dead_rank", ("slow_rank",)),
     ),

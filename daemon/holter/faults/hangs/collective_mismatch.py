@@ -44,39 +44,39 @@ from holter.flight import BLOCK_CALLS, Analysis, is_over
 from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight, Severity
 
 CRASH_S = 3.0
-"""How long after a rank crashed its peers may still be there to be examined."""
+"""Seconds for which the peers of a crashed rank may still be there to be examined."""
 MAX_MORE = 3
-"""Further deviations with a line of evidence of their own."""
+"""Number of further deviations that get a line of evidence of their own."""
 SHOWN_OF_A_SIDE = 2
-"""Ranks of each side whose last calls are shown."""
+"""Number of ranks on each side whose last calls are shown."""
 DEFAULT_GROUP = "default_pg"
-"""Everyone belongs to it."""
+"""The group of all ranks."""
 TWO_SIDES = 2
 
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
-    """Judges whether the ranks of a group call the same."""
+    """Judges whether the ranks of a group make the same calls."""
 
     name: ClassVar[str] = "collective_mismatch"
 
     together_s: float = threshold(60.0, above=0)
-    """Recorders that were read further apart than this are not compared."""
+    """Seconds: recorders that were read further apart than this are not compared."""
     memory_s: float = threshold(180.0, above=0)
-    """So long after the last examination its recorders are still compared."""
+    """Seconds after the last examination for which its recorders are still compared."""
     max_examined: int = threshold(64, at_least=2)  # One rank has nobody to differ from.
-    """Ranks whose recorders are asked for when digests differ."""
+    """Number of ranks whose recorders are asked for when digests differ."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding, the earliest mismatch, and the questions that runs of calls raise."""
+        """Yield at most one finding, the earliest mismatch, and requests to examine ranks whose digests differ."""
         flights = self._flights(window)
         found = _found(window, flights) or one_sided(window, flights)
         first = _first_of_each_group(window.calls.parted)
         for parted in [] if found else first:
-            # A recorder forgets, and so does its newest copy: what was read when the digests parted still shows it.
+            # A recorder forgets old calls: the copies that were read when the digests differed still have them.
             flights = _read_for(window, parted) or flights
             found = _found(window, flights)
             if found is not None:
@@ -102,7 +102,7 @@ class CollectiveMismatch:
                 return
 
     def _flights(self, window: Window) -> dict[int, Flight]:
-        """Of each rank the newest copy, if it was made in the same affair as the newest of all."""
+        """Return each rank's newest copy, if it was made at about the same time as the newest of all."""
         newest: dict[int, tuple[int, Flight]] = {}
         for rank, seen in window.processes.exams.items():
             copies = [(one.exam.flight.taken_ns, one.at_ns, one.exam.flight) for one in seen if one.exam.flight]
@@ -115,7 +115,7 @@ class CollectiveMismatch:
         return {rank: flight for rank, (at_ns, flight) in newest.items() if last_ns - at_ns <= self.together_s * 1e9}
 
     def _to_examine(self, window: Window, parted: PartedBlock) -> tuple[int, ...]:
-        """Everyone of a small job, else some of each digest, the rarest first."""
+        """Return the ranks to examine: all of a small job, otherwise some of each digest, the rarest first."""
         gone = {end.rank for end in window.processes.exits}
         alive = self._alive(window)
         if len(alive) <= self.max_examined:
@@ -125,7 +125,7 @@ class CollectiveMismatch:
         return tuple(sorted([rank for rank in turns if rank is not None][: self.max_examined]))
 
     def _counted(self, window: Window, flights: Mapping[int, Flight]) -> Iterator[Finding]:
-        """What the counts of calls show, once the recorders were read for it."""
+        """Yield what the counts of calls show, after the recorders were read for it."""
         counted = uncounted(window)
         if counted is None:
             return
@@ -141,7 +141,7 @@ class CollectiveMismatch:
             yield _finding(window, of_counts(*counted, flights), flights)
 
     def _ask_peers(self, window: Window) -> Iterator[Finding]:
-        """A rank was heard to crash just now: it is kept for a moment, in which its peers still hold what they called."""
+        """Request the recorders of a crashing rank's peers: it is kept alive for a moment, in which they still hold what they called."""
         heard = {
             rank: seen.at_ns
             for rank, exams in window.processes.exams.items()
@@ -165,7 +165,7 @@ def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
 
 
 def _with_lines(window: Window, calls: Mapping[int, Call]) -> dict[int, Call]:
-    """Rank -> its call, with the script's lines: not every copy has them, for a rank that is about to end is not asked."""
+    """Return each rank's call with the script's lines from any copy that has them: a rank that is about to end is not asked for them."""
     found = dict(calls)
     for rank, one in calls.items():
         copies = (seen.exam.flight.calls for seen in window.processes.exams.get(rank, ()) if seen.exam.flight)
@@ -174,7 +174,7 @@ def _with_lines(window: Window, calls: Mapping[int, Call]) -> dict[int, Call]:
 
 
 def _read_for(window: Window, parted: PartedBlock) -> dict[int, Flight]:
-    """The recorders, as they were read because of these digests."""
+    """Return the copies that were read because of these digests."""
     return {
         rank: seen.exam.flight
         for rank, exams in window.processes.exams.items()
@@ -198,7 +198,7 @@ def _is_answered(window: Window, rank: int, asked_ns: int) -> bool:
 def _question(
     request: ExamRequest, summary: str, ranks: tuple[int, ...], steps: tuple[int, int], severity: Severity = "critical"
 ) -> Finding:
-    """`steps`: since when, and at which it was noticed."""
+    """Make a finding with a request; `steps` is (since when, when it was noticed)."""
     return Finding(
         detector=CollectiveMismatch.name,
         severity=severity,
@@ -241,7 +241,7 @@ def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> F
 
 
 def _lost(window: Window, parted: PartedBlock, flights: Mapping[int, Flight]) -> Finding:
-    """That ranks did not call the same is certain; what it was is not."""
+    """Make a finding for calls that certainly did not match but cannot be read any more."""
     rarest, *others = sorted(parted.digests.values(), key=len)
     told = tuple(sorted(rank for ranks in (rarest, *others) for rank in ranks))
     is_clear = len(others) == 1 and len(rarest) < len(others[0])
@@ -284,7 +284,7 @@ def _exam_steps(window: Window, ranks: Sequence[int]) -> list[int]:
 
 
 def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> int:
-    """Where the ranks stand, if they are in the call still; else the step in which it was made, rather too early than too late."""
+    """Return the step at which the ranks stand, if they are still in the call, or else the step of the call, rather too early than too late."""
     if seen.step is not None:
         return seen.step
     found = _exam_steps(window, seen.everyone)
@@ -294,7 +294,7 @@ def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -
 
 
 def _steps_of_call(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> list[int]:
-    """By the counts of calls at the ends of steps, else by calls that were timed, else by when steps were reported."""
+    """Return the step of the call, from the counts of calls, or from timed calls, or from when steps were reported."""
     step = step_of(window.calls.counts.get(seen.group, ()), seen.sequence)
     if step is not None:
         return [step]
@@ -310,7 +310,7 @@ def _steps_of_call(window: Window, flights: Mapping[int, Flight], seen: Mismatch
 
 
 def _summary(seen: Mismatch, *, is_running: bool) -> str:
-    """One sentence; a second one if the job goes on."""
+    """Return one sentence, and a second one if the job goes on."""
     if seen.step is not None:
         text = f"{ranks_text(seen.ranks)} {seen.why}"
     elif not seen.is_seen_on_both_sides:
@@ -330,7 +330,7 @@ def _summary(seen: Mismatch, *, is_running: bool) -> str:
 def _evidence(
     window: Window, seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, Flight]
 ) -> Iterator[Evidence]:
-    """The call, why these ranks, up to where all went well, what else differs, and both sides' last calls."""
+    """Yield the call, why these ranks are blamed, up to where all matched, what else differs, and both sides' last calls."""
     calls = calls_at(flights, seen.group, seen.sequence)
     said = listed(f"{text} on {ranks_text(ranks)}" for text, ranks in seen.sides.items())
     yield Evidence(
@@ -379,7 +379,7 @@ def _around(seen: Mismatch, analysis: Analysis) -> Iterator[Evidence]:
 
 
 def _is_lost(parted: PartedBlock, flights: Mapping[int, Flight]) -> bool:
-    """The digests are of one group for certain, and the calls behind them are no longer to be had."""
+    """Whether the digests are certainly of one group, but the calls behind them are no longer in the recorders."""
     told = {rank for ranks in parted.digests.values() for rank in ranks}
     groups = [group for flight in flights.values() for group in flight.groups if group.name == parted.group]
     members = {group.ranks for group in groups if group.ranks}
@@ -394,13 +394,13 @@ def _is_lost(parted: PartedBlock, flights: Mapping[int, Flight]) -> bool:
 
 
 def _holds(flight: Flight, group: str, run: range) -> bool:
-    """Whether a recorder reaches from before the run, or its beginning, to after it; calls that are not over are kept for longer."""
+    """Whether a recorder reaches from the run's beginning or before to after its end; calls that are not over are kept longer."""
     held = [call.sequence for call in flight.calls if call.group == group and not call.is_p2p and is_over(call)]
     return bool(held) and min(held) <= max(run.start, 1) and max(held) >= run.stop
 
 
 def _block_text(parted: PartedBlock, group: str = "") -> str:
-    """`Ranks 0 and 1 did not all call the same among the calls 448 to 511 of group 0`."""
+    """Describe the run: `Ranks 0 and 1 did not all call the same among the calls 448 to 511 of group 0`."""
     first = parted.block * BLOCK_CALLS
     told = sorted(rank for ranks in parted.digests.values() for rank in ranks)
     return cap(
@@ -409,7 +409,7 @@ def _block_text(parted: PartedBlock, group: str = "") -> str:
 
 
 def _block_evidence(parted: PartedBlock, group: str = "") -> Evidence:
-    """Which ranks' digests differ."""
+    """Return which ranks' digests differ."""
     first = parted.block * BLOCK_CALLS
     sides = " against ".join(ranks_text(ranks) for ranks in parted.digests.values())
     summary = (

@@ -1,7 +1,7 @@
-"""Whom the others wait for: the culprits of a standstill, how they are known, and when that is certain.
+"""Finds the culprits of a standstill, for whom the others wait: how they are recognised, and when that is certain.
 
     suspended        the kernel holds a process: stopped, traced, frozen
-    unreachable      a host says nothing any more
+    unreachable      a host is no longer heard
     collectives      the recorders of all ranks: who has not entered what the others wait in, or entered something else. A rank in a
                      call that no recorder shows (gloo's send, recv and monitored_barrier), as its stack tells, waits like the others
     ended            everyone who lives waits, and somebody is gone
@@ -10,10 +10,10 @@
     place            without stacks: who is behind in step, micro-step or phase
     everyone         nobody waits for anyone, or all wait for all
 
-The first line that answers counts. Ranks that wait are victims, whatever they look like.
+The first line that gives an answer counts. Ranks that wait are victims, whatever they look like.
 
-A culprit is named when its own time is up, and a second look shows that it has not moved. How long something may take is the culprit's to
-say: a rank that waits for a peer which is saving is no news.
+A culprit is named when its own time is up, and a second look shows that it has not moved. How long something may take
+depends on what the culprit does: that a rank waits for a peer which is saving is no news.
 
     suspended               3 s after the kernel stopped it
     ended, unreachable      when those who wait for it are overdue
@@ -40,9 +40,9 @@ from holter.records import Flight, Overdue, Phase
 
 By = Literal["suspended", "unreachable", "collectives", "ended", "uninterruptible", "stacks", "place", "everyone"]
 MOVING_S = 1.0
-"""A rank that moved within this time does not wait for anybody yet."""
+"""Seconds: a rank that moved within this time does not wait for anybody yet."""
 DEADLOCKS = ("missing", "extra", "order")
-"""Deviations after which no rank can go on."""
+"""Kinds of deviation after which no rank can go on."""
 SECOND = 1_000_000_000
 _ACTIVITIES = {
     "checkpoint": "a save",
@@ -54,22 +54,22 @@ _ACTIVITIES = {
 
 @dataclass(frozen=True)
 class Blame:
-    """Who holds whom up."""
+    """The culprits of a standstill and the ranks that they hold up."""
 
     culprits: tuple[int, ...]
     by: By
     waiting: tuple[int, ...]
-    """Living ranks that wait in a collective, culprits too if they wait in another one."""
+    """Living ranks that wait in a collective; culprits too, if they wait in another one."""
     analysis: Analysis | None
     deviation: Deviation | None = None
     is_clear: bool = True
-    """False: the culprit is among those named, and nothing tells which."""
+    """False if the culprit is among those named, but it is unknown which one it is."""
     is_deadlock: bool = False
-    """Nothing that any rank does can end it."""
+    """Whether nothing that any rank does can end it."""
 
     @property
     def is_proven(self) -> bool:
-        """No patience helps: what the others wait for is past, or will never come."""
+        """Whether more time cannot help: what the others wait for is past, or will never come."""
         deviation = self.deviation
         return self.is_deadlock or (deviation is not None and deviation.is_clear and deviation.kind in DEADLOCKS)
 
@@ -81,7 +81,7 @@ class Blame:
 
     @property
     def place(self) -> Wait | Deviation | None:
-        """The collective to speak of: the one that victims wait in; where all are in a call, the one at which they parted."""
+        """The collective to speak of: the one that the victims wait in, or the one at which the ranks deviated if all are in a call."""
         return self.wait or self.deviation
 
     @cached_property
@@ -98,19 +98,19 @@ class Blame:
 
 @dataclass(frozen=True)
 class _Case:
-    """What is known before anybody is blamed."""
+    """What is known before any rank is blamed."""
 
     scene: Standstill
     living: Mapping[int, Look]
-    """Looks at ranks that live."""
+    """Looks at the ranks that live."""
     analysis: Analysis | None
     waiting: frozenset[int]
     absent: frozenset[int]
-    """Living ranks that others wait for, as the recorders say, and that wait for nobody."""
+    """Living ranks that others wait for according to the recorders, and that wait for nobody."""
 
     @cached_property
     def unrecorded(self) -> frozenset[int]:
-        """Living ranks that wait in what their recorder does not show."""
+        """Living ranks that wait in a call that their recorder does not show."""
         return frozenset(rank for rank in self.waiting if _is_in_unrecorded(self.living[rank]))
 
     @cached_property
@@ -127,14 +127,14 @@ class _Case:
         is_clear: bool = True,
         is_deadlock: bool = False,
     ) -> Blame | None:
-        """None if there is nobody to blame."""
+        """Blame these ranks; None if there are none."""
         culprits = tuple(sorted(ranks))
         waiting = tuple(sorted(self.waiting))
         return Blame(culprits, by, waiting, self.analysis, deviation, is_clear, is_deadlock) if culprits else None
 
 
 def blame(scene: Standstill) -> Blame | None:
-    """Whom to blame, as far as can be told; None: too little was seen yet, or all ranks are stopped on purpose."""
+    """Return whom to blame; None if too little was seen yet, or all ranks are stopped on purpose."""
     living = {rank: look for rank, look in scene.looks.items() if rank in scene.living}
     if not living or not _is_enough(scene, living):
         return None
@@ -145,7 +145,7 @@ def blame(scene: Standstill) -> Blame | None:
     analysis = analysed(recorders, scene.window.world_size) if recorders else None
     waiting = _waiting(scene, living, analysis)
     case = _Case(scene, living, analysis, waiting, _absent(scene, analysis, waiting))
-    # A rank may be stopped by somebody who looks into why it waits.
+    # Somebody may have stopped a waiting rank to find out why it waits.
     is_victim_held = bool(case.absent) and suspended <= waiting
     return (
         (None if is_victim_held else case.blame(suspended, "suspended"))
@@ -160,7 +160,7 @@ def blame(scene: Standstill) -> Blame | None:
 
 
 def _is_enough(scene: Standstill, living: Mapping[int, Look]) -> bool:
-    """Half of the ranks were seen, or are known not to be seen."""
+    """Whether half of the ranks were seen, or are known not to be reachable."""
     unexamined = scene.window.processes.unexamined
     lost = (
         rank
@@ -171,13 +171,13 @@ def _is_enough(scene: Standstill, living: Mapping[int, Look]) -> bool:
 
 
 def flights(scene: Standstill, ranks: Sequence[int] | None = None) -> dict[int, Flight]:
-    """Recorders that tell where their ranks are."""
+    """Return the recorders that show where their ranks are now."""
     wanted = scene.looks if ranks is None else [rank for rank in ranks if rank in scene.looks]
     return {rank: flight for rank in wanted if (flight := scene.looks[rank].flight) is not None}
 
 
 def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:
-    """Who is in a call, by the recorder, or by the stack. At the end of a chain of recorded waits nobody waits."""
+    """Return the ranks that are in a call, by recorder or stack; a rank at the end of a chain of recorded waits does not wait."""
     deviated = {rank for one in analysis.deviations for rank in one.ranks} if analysis else set()
     awaited = set(analysis.culprits) - deviated if analysis else set()
     return frozenset(
@@ -189,7 +189,7 @@ def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis |
 
 
 def _is_moving(look: Look) -> bool:
-    """A rank that trains is in a collective at many a look, and in the next one a moment later. A dump is of no moment."""
+    """Whether the rank has just moved: one that trains is in some collective at many looks. Does not apply to offline dumps (step below 0)."""
     return look.seen.step >= 0 and look.exam.waited_s < MOVING_S
 
 
@@ -200,12 +200,12 @@ def _is_in_call(look: Look) -> bool:
 
 
 def _is_in_unrecorded(look: Look) -> bool:
-    """In a collective by its stack alone: that counts once the rank's sidecar says, too, that it stands still."""
+    """Whether it is in a collective by its stack alone; that counts only if its sidecar reports, too, that it stands still."""
     return look.flight is not None and look.activity == "collective" and not _is_in_call(look)
 
 
 def _absent(scene: Standstill, analysis: Analysis | None, waiting: frozenset[int]) -> frozenset[int]:
-    """Ranks that the others wait for; only those of which something is known, if there are any."""
+    """Return the ranks that the others wait for; if something is known of some of them, only those."""
     found = (scene.living & set(analysis.culprits)) - waiting if analysis else frozenset()
     known = {rank for rank in found if (look := scene.looks.get(rank)) and (look.flight or look.activity != "unknown")}
     return frozenset(known) or found
@@ -222,7 +222,7 @@ def _by_collectives(case: _Case) -> Blame | None:
         return None
     deviation = next((one for one in analysis.deviations if set(one.ranks) & set(analysis.culprits)), None)
     if case.absent:
-        # They are in no call themselves; what they called before may have been wrong all the same.
+        # They are in no call themselves, but an earlier call of theirs may have been wrong.
         is_theirs = deviation is not None and bool(set(deviation.ranks) & case.absent)
         return case.blame(case.absent, "collectives", deviation if is_theirs else None)
     if deviation is not None:
@@ -230,7 +230,7 @@ def _by_collectives(case: _Case) -> Blame | None:
         return case.blame(
             deviation.ranks, "collectives", deviation, is_clear=deviation.is_clear, is_deadlock=is_deadlock
         )
-    # Whoever is waited for waits, too: a cycle, unless nobody knows whom it waits for, and somebody else is still to come.
+    # All ranks that are waited for wait themselves: a cycle, unless one waits in an unrecorded call and some rank is still to come.
     awaited = {rank for wait in analysis.waits for rank in wait.absent}
     is_unrecorded = bool(awaited & case.unrecorded)
     if not awaited <= case.waiting or (is_unrecorded and case.busy):
@@ -244,7 +244,7 @@ def _by_state(case: _Case) -> Blame | None:
 
 
 def _by_stacks(case: _Case) -> Blame | None:
-    """Only ranks without a recorder, where those of the others tell whom all wait for."""
+    """Blame ranks that are in no collective; only those without a recorder, if the recorders of others show whom all wait for."""
     waits = case.analysis.waits if case.analysis else ()
     is_told = any(set(wait.absent) - case.unrecorded for wait in waits)
     busy = {rank for rank in case.busy if not is_told or case.living[rank].flight is None}
@@ -252,7 +252,7 @@ def _by_stacks(case: _Case) -> Blame | None:
 
 
 def _by_place(case: _Case) -> Blame | None:
-    """Behind all others; phases that have no order are compared by step and micro-step."""
+    """Blame the ranks that are behind all others; phases outside of the order are compared by step and micro-step only."""
     is_blind = not any(look.flight or look.stacked.stacks for look in case.living.values())
     if not case.waiting and not is_blind:
         return None
@@ -270,16 +270,16 @@ class Due:
     """When a culprit's time is up."""
 
     ready_ns: int
-    """From then on it may be named; what a second look is asked for."""
+    """From this moment on it may be named; a second look is asked for at this moment."""
     overdue_ns: int
-    """When the deadline passed by the ranks' own clock."""
+    """When the deadline passed, by the ranks' own clock."""
     why: str
     is_proven: bool = False
-    """There is nothing left to wait for."""
+    """Whether there is nothing left to wait for."""
 
 
 def proven(scene: Standstill, blamed: Blame, gave_up: RankExit | None) -> Due | None:
-    """A rank that waited for the culprit was told by its backend that the time is up: the culprit's own deadline counts no more."""
+    """Return that the time is up at once, if a waiting rank's backend has given up: the culprit's own deadline no longer counts."""
     if gave_up is None or gave_up.rank not in blamed.victims:
         return None
     why = f"rank {gave_up.rank}, which waited for it, {how(gave_up)}"
@@ -287,7 +287,7 @@ def proven(scene: Standstill, blamed: Blame, gave_up: RankExit | None) -> Due | 
 
 
 def due(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """When this culprit's time is up; None if it still has time, for all that is known."""
+    """Return when this culprit's time is up; None if it still has time, as far as is known."""
     look = scene.looks.get(rank)
     if blamed.by == "suspended":
         return _due_suspended(look, waits) if look else None
@@ -297,7 +297,7 @@ def due(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due
 
 
 def _due_at_length(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """When its time is up by the deadlines of the phases."""
+    """Return when its time is up by the deadlines of the phases."""
     if blamed.by in {"ended", "unreachable"} or blamed.is_deadlock:
         return _due_with_victims(scene, blamed, rank, waits)
     look, delay = scene.looks.get(rank), scene.overdue(rank)
@@ -309,7 +309,7 @@ def _due_at_length(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWa
 
 
 def _needed_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[float, str]:
-    """How long a rank that others wait for is given, and why."""
+    """Return the seconds that a rank is given while others wait for it, and why."""
     deadline_s, stands = delay.overdue.deadline_s, delay.overdue.because
     if look is None or not look.stacked.stacks:
         return max(deadline_s, waits.unseen_s), f"{stands}; its stack could not be seen"
@@ -318,7 +318,7 @@ def _needed_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[flo
 
 
 def _asked_by_stack(waits: CulpritWaits, look: Look, overdue: Overdue) -> tuple[float, str] | None:
-    """The patience that its stack asks for; None: none beyond its deadline."""
+    """Return the patience in seconds that its stack asks for, and why; None for none beyond its deadline."""
     if overdue.num_steps == 0 and look.is_busy:
         return waits.setup_s, "it is at work"
     if look.activity == "compile":
@@ -327,14 +327,14 @@ def _asked_by_stack(waits: CulpritWaits, look: Look, overdue: Overdue) -> tuple[
         return waits.library_s, "its stack shows one operation of torch's"
     is_saving = (overdue.phase, look.activity) == (Phase.CHECKPOINT, "library")
     if look.activity in _ACTIVITIES and overdue.phase.name.lower() != look.activity and not is_saving:
-        # What the script's earlier evaluations needed between two calls of the model is in the deadline.
+        # The deadline includes what the script's earlier evaluations needed between two calls of the model.
         is_learned = look.activity == "evaluation" and overdue.has_evaluated and look.is_own_code
         return waits.evaluation_s if is_learned else waits.library_s, f"its stack shows {_ACTIVITIES[look.activity]}"
     return None
 
 
 def _alone_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[float, str]:
-    """How long a rank that nobody waits for is given, and why."""
+    """Return the seconds that a rank is given while nobody waits for it, and why."""
     needed_s, why = _needed_s(waits, look, delay)
     is_common = delay.overdue.phase in {Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION} or (
         look is not None and look.activity == "collective"
@@ -343,7 +343,7 @@ def _alone_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[floa
 
 
 def has_stayed(scene: Standstill, rank: int) -> bool:
-    """Neither its looks nor its sidecar's word show that it moved."""
+    """Whether neither its looks nor its sidecar's report show that it moved."""
     look, delay = scene.looks.get(rank), scene.delay(rank)
     if look is None or delay is None:
         return look is None or not look.has_moved
@@ -352,7 +352,7 @@ def has_stayed(scene: Standstill, rank: int) -> bool:
 
 
 def is_answered(scene: Standstill, rank: int, asked_ns: int) -> bool:
-    """A look at it was answered that was asked for at this moment or later, or it is known that none will be."""
+    """Whether a look asked for at this moment or later was answered, or certainly will not be."""
     look = scene.looks.get(rank)
     return (look is not None and look.exam.asked_ns >= asked_ns) or scene.window.processes.unexamined.get(
         rank, 0
@@ -368,7 +368,7 @@ def _due_suspended(look: Look, waits: CulpritWaits) -> Due:
 
 
 def _due_proven(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """Once it and all who wait have stood for a while, as their sidecars say: nobody who moves is held up."""
+    """Return when it and all who wait have stood still for a while, as their sidecars report: nobody who moves is held up."""
     involved = {rank, *blamed.waiting}
     delays = [delay for one in involved if (delay := scene.delay(one)) is not None]
     if len(delays) < max(2, len(involved)):
@@ -391,7 +391,7 @@ def _due_with_victims(scene: Standstill, blamed: Blame, rank: int, waits: Culpri
 
 
 def _due_unseen(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """Its sidecar is gone, so that nobody tells whether it moves; those who wait for it do not."""
+    """Return when its time is up if its sidecar is gone, so that only the ranks that wait for it are known to stand still."""
     delay = _first_overdue(scene, blamed.victims)
     link = scene.window.processes.links.get(rank)
     is_unseen = rank not in scene.looks and scene.window.processes.unexamined.get(rank, 0) >= scene.asked_ns

@@ -51,7 +51,7 @@ from holter.flight import Analysis, is_over
 from holter.records import Collective, Evidence, Finding, Flight
 
 MAX_SHOWN = 4
-"""Ranks that died alike, or were missing, whose last doings are shown."""
+"""Number of ranks that died alike, or were missing, whose last actions are shown."""
 NAMED = re.compile(r"\branks? (\d+(?:, *\d+)*) failed to pass monitoredbarrier", re.IGNORECASE)
 KILLED_WORKER = ("signal: Killed", "signal: Bus error")
 FALLEN = ("timed_out", "connection_lost")
@@ -65,21 +65,21 @@ class DeadRank:
     name: ClassVar[str] = "dead_rank"
 
     settle_s: float = threshold(1.0, at_least=0)
-    """How long to wait after the first abnormal end, so that the true first one is in."""
+    """Seconds to wait after the first abnormal end, so that the true first one is known."""
     reorder_s: float = threshold(1.0, at_least=0)
-    """A peer's lost connection may be seen this much earlier than the death that closed it."""
+    """Seconds by which a peer's lost connection may be seen earlier than the death that closed it."""
     together_s: float = threshold(0.5, at_least=0)
-    """All ranks that are gone without a word within this time may have been stopped from outside."""
+    """Seconds: if all ranks end without a word within this time, they may have been stopped from outside."""
     stop_s: float = threshold(30.0, at_least=0)
-    """So long after SIGTERM ended a rank the others may live on, to save and then to end: it is what schedulers grant."""
+    """Seconds after SIGTERM ended a rank for which the others may live on, to save and then end: schedulers grant as much."""
     left_s: float = threshold(60.0, at_least=0)
-    """So long after a rank left without an error a peer may notice that it is gone."""
+    """Seconds after a rank left without an error within which a peer may notice that it is gone."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first death; all later ones are its victims."""
+        """Yield at most one finding: the first death; all later ones are its victims."""
         abnormal = sorted(
             (end for end in window.processes.exits if kind_of(end) != "ordinary"), key=lambda end: (end.at_ns, end.rank)
         )
@@ -110,12 +110,12 @@ class DeadRank:
         yield _finding(window, culprits, abnormal, known)
 
     def _may_still_follow(self, window: Window, first: RankExit) -> bool:
-        """Whether the others may be on their way out too: a crash at the very end matters if one of them is kept from its own end by it."""
+        """Whether the others may be about to end too: a crash at the very end matters only if it keeps one of them from its own end."""
         is_soon = (window.real_ns or window.now_ns) - first.at_ns < self.stop_s * 1e9
         return is_soon and not window.processes.failing and not _goes_on(window, first, self.settle_s)
 
     def _is_called_off(self, ends: tuple[RankExit, ...], first: RankExit) -> bool:
-        """Ctrl-C or a decided halt came first: whatever the other ranks then said is no fault."""
+        """Whether Ctrl-C or a decided halt came first: what the other ranks reported after it is no fault."""
         slack_ns = self.reorder_s * 1e9 if kind_of(first) in VICTIMS else 0
         return any(is_meant(end) and end.at_ns <= first.at_ns + slack_ns for end in ends)
 
@@ -135,10 +135,10 @@ class DeadRank:
         return [first, *(end for end in ends if end.rank != first.rank and is_same_exception(first, end))]
 
     def _left_by(self, lost: RankExit, ends: tuple[RankExit, ...]) -> RankExit | None:
-        """Who left quietly while this rank still needed it."""
+        """Return the rank that left quietly while this rank still needed it, or None."""
         for end in ends:
             before_s = (lost.at_ns - end.at_ns) / 1e9
-            # A timeout may be as long as it likes.
+            # A timeout may be of any length.
             is_then = -self.reorder_s <= before_s and (kind_of(lost) == "timed_out" or before_s <= self.left_s)
             is_early = end.exited.last_step <= lost.exited.last_step
             if end.rank != lost.rank and kind_of(end) == "ordinary" and not is_meant(end) and is_then and is_early:
@@ -147,7 +147,7 @@ class DeadRank:
 
 
 def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Finding:
-    """The backend has proved that somebody was missing; whoever waited is not accused."""
+    """Make a finding for a rank whose backend gave up, which proves that another was missing; the rank that waited is not blamed."""
     found, step = _missing(window, gave_up), gave_up.exited.last_step
     wait = found.analysis.blocking if found.analysis else None
     return Finding(
@@ -207,7 +207,7 @@ def _finding(window: Window, culprits: list[RankExit], abnormal: list[RankExit],
 
 
 def _summary(first: RankExit, ranks: tuple[int, ...]) -> str:
-    """One sentence; of an error of the script's own its line comes first."""
+    """Return one sentence; for an error of the script itself, its line comes first."""
     step, phase, line = first.exited.last_step, first.exited.last_phase.name.lower(), own_line(first)
     if own_error(first) == "script" and line:
         return f"{line.partition(': ')[0]}: {ranks_text(ranks)} {how(first, short=True)} at step {step}."
@@ -215,7 +215,7 @@ def _summary(first: RankExit, ranks: tuple[int, ...]) -> str:
 
 
 def _evidence(window: Window, culprits: list[RankExit], victims: list[RankExit]) -> Iterator[Evidence]:
-    """The script's own line first; what several ranks did alike is said once."""
+    """Yield the script's own line first; ranks that ended alike share one piece of evidence."""
     first, ranks = culprits[0], sorted(end.rank for end in culprits)
     if own_error(first) and own_line(first):
         yield script_lines(first, ranks)
@@ -226,7 +226,7 @@ def _evidence(window: Window, culprits: list[RankExit], victims: list[RankExit])
 
 
 def _alike(ends: list[RankExit]) -> Iterator[list[RankExit]]:
-    """Ranks of which one sentence is true."""
+    """Yield groups of ranks that one sentence describes."""
     groups: dict[str, list[RankExit]] = {}
     for end in ends:
         groups.setdefault(how(end), []).append(end)
@@ -234,18 +234,19 @@ def _alike(ends: list[RankExit]) -> Iterator[list[RankExit]]:
 
 
 def _is_killed_worker(end: RankExit) -> bool:
-    """By the signals of a kernel that has no memory left, main or shared."""
+    """Whether its worker was ended by a signal that the kernel sends when memory, main or shared, runs out."""
     said = end.exited.farewell
     return said is not None and any(words in said.text for words in KILLED_WORKER)
 
 
 def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_s: float) -> bool:
-    """A stop from outside: SIGTERM to all ranks, which end one after the other, some of them only after they have saved.
+    """Whether this is a stop from outside: SIGTERM to all ranks, which end one after the other, some of them only after they have saved.
 
         rank 0   SIGTERM ---- saves in its own handler ---- exit code 0
         rank 1   SIGTERM, dead                                                one stop, no death
 
-    One rank alone that is told to end looks the same at first. It is a death if its peers go on, fail over it, or live on for long.
+    One single rank that gets SIGTERM looks the same at first. It is a death if its peers go on, fail because of it, or live on
+    for long.
     """
     first = abnormal[0]
     if not any(kind_of(end) == "terminated" for end in abnormal):
@@ -261,7 +262,7 @@ def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_
 
 
 def _was_asked_to_end(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
-    """Whether SIGTERM asked it to end; a rank that was asked and then lost its peers was asked first. One that does not obey is killed in the end."""
+    """Whether SIGTERM asked this rank to end; a rank that lost its peers must have been asked before. One that does not obey is killed later."""
     if kind_of(end) == "terminated":
         return True
     if kind_of(end) in VICTIMS:
@@ -275,13 +276,13 @@ def _was_signalled_before(window: Window, rank: int, first: RankExit) -> bool:
 
 
 def _goes_on(window: Window, first: RankExit, settle_s: float) -> bool:
-    """Whether its peers began and ended a step without it."""
+    """Whether its peers completed a step without it."""
     return any(view.first_seen_ns > first.at_ns + settle_s * 1e9 for view in window.steps)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Who did not come, as far as can be told."""
+    """The ranks that did not come, as far as is known."""
 
     ranks: tuple[int, ...] = ()
     by: Literal["named", "recorders", "left_over", "nothing"] = "nothing"
@@ -289,7 +290,7 @@ class Missing:
 
 
 def _missing(window: Window, gave_up: RankExit) -> Missing:
-    """Whom a rank waited for that gave up: its backend's timeout proves that somebody was missing. The first line that answers counts.
+    """Return the ranks for which a rank waited until its backend's timeout, which proves that one was missing. The first line that answers counts.
 
     named       monitored_barrier says who did not come
     recorders   the last copies of the ranks' recorders: who has not entered what the others wait in
@@ -311,7 +312,7 @@ def _missing(window: Window, gave_up: RankExit) -> Missing:
 
 
 def _timeout_summary(gave_up: RankExit, found: Missing) -> str:
-    """One sentence."""
+    """Return the summary in one sentence."""
     whom = ranks_text(found.ranks) if found.ranks else "its peers"
     step, phase = gave_up.exited.last_step, gave_up.exited.last_phase.name.lower()
     said = f"Rank {gave_up.rank} waited for {whom} in vain and {how(gave_up)} at step {step}, in phase {phase}"
@@ -321,7 +322,7 @@ def _timeout_summary(gave_up: RankExit, found: Missing) -> str:
 def _timeout_evidence(
     window: Window, gave_up: RankExit, found: Missing, abnormal: list[RankExit]
 ) -> Iterator[Evidence]:
-    """The end of the one that waited, what the missing ones last did, and who else fell."""
+    """Yield the end of the rank that waited, what the missing ones last did, and which other ranks ended."""
     yield death([gave_up])
     if found.analysis is not None:
         yield from collectives.evidence(found.analysis, (gave_up.rank,), _flights(window))
@@ -331,7 +332,7 @@ def _timeout_evidence(
 
 
 def _flights(window: Window) -> dict[int, Flight]:
-    """Of each rank the newest; of one that gave up, from before that: a call that has failed looks like one that is over."""
+    """Return each rank's newest copy; of one that gave up, a copy from before, because a failed call looks like one that is over."""
     fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
     known = {
         rank: sorted((one.exam.flight for one in seen if one.exam.flight), key=lambda flight: flight.taken_ns)

@@ -1,7 +1,7 @@
 """How a rank's process ended, and what it left behind.
 
-An end was meant, or a peer's death brought it about, or it is a death of its own. Left behind are its last statistics, collectives and
-stack.
+An end is intended, caused by a peer's death, or a death of its own. A rank leaves behind its last statistics, collectives
+and stack.
 """
 
 import math
@@ -23,11 +23,11 @@ EndingKind = Literal[
 ]
 OwnError = Literal["", "script", "memory", "worker"]
 VICTIMS: tuple[EndingKind, ...] = ("terminated", "connection_lost", "timed_out")
-"""Ends that a peer's death, or its absence, brings about."""
+"""Ends that a peer's death or absence causes."""
 MEANT_CODES = (EXIT_CODE, 128 + signal.SIGINT)
-"""Halted by decision, and Ctrl-C as a shell counts it."""
+"""Exit codes of intended ends: halted by decision, and Ctrl-C as a shell reports it."""
 EXIT_DONE = "os._exit(0)"
-"""Last words of a process that leaves past Python's own end, and is content."""
+"""Last words of a process that exits bypassing Python's own end, without an error."""
 LOST_CONNECTION = (
     "connection closed by peer",
     "connection reset",
@@ -41,7 +41,7 @@ LOST_CONNECTION = (
     "ncclremoteerror",
     "received errors while waiting for send/recv",
 )
-"""What gloo, NCCL and the store say when a peer is gone, in lower case."""
+"""What gloo, NCCL and the store report when a peer is gone, in lower case."""
 TIMED_OUT = (
     "for recv operation to complete",
     "for send operation to complete",
@@ -51,7 +51,7 @@ TIMED_OUT = (
     "nccl operations have failed or timed out",
     "diststoreerror",
 )
-"""What they say when a peer has not come in time: only the backend's own words, for a download may time out as well."""
+"""What they report when a peer has not come in time; only the backend's own words, because a download may time out as well."""
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -64,24 +64,24 @@ OUT_OF_MEMORY = (
     "cublas_status_alloc_failed",
     "unable to allocate shared memory",
 )
-"""What torch, the drivers and the kernel say when an allocation failed; exceptions whose own type says it need no words."""
+"""What torch, the drivers and the kernel report when an allocation failed; not needed if the exception's type says it."""
 OF_A_DEVICE = ("cuda error:", "hip error:", "cudnn error", "device lost", "acceleratorerror")
-"""What a device's driver says: the script's line is only where it came to light. But an assertion in a kernel is the script's."""
+"""What a device's driver reports: the script's line is only where it was noticed. An assertion in a kernel is the script's own error."""
 LOST_WORKER = ("dataloader worker (pid",)
-"""What torch says when a loader's worker process is gone; what a worker raised itself begins otherwise."""
+"""What torch reports when a loader's worker process is gone; an exception raised in a worker begins differently."""
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that native code raises by itself."""
 SCRIPT_DONE = ("", "sys.exit(0)", "sys.exit(None)")
-"""Last words of a script that came to its end and was content."""
+"""Last words of a script that came to its end without an error."""
 MAX_VICTIMS = 4
-"""More than these are counted, not listed."""
+"""More victims than these are counted, not listed."""
 PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in ")
 MIN_AGE_S = 0.05
-"""A younger copy is as good as of the moment itself."""
+"""Seconds: a younger copy counts as taken at the moment itself."""
 
 
 def kind_of(end: RankExit) -> EndingKind:
-    """How the process ended."""
+    """Return how the process ended."""
     said, code, number = end.exited.farewell, end.exited.exit_code, signal_of(end)
     if code == 0 or is_meant(end) or has_left(end):
         return "ordinary"
@@ -105,10 +105,10 @@ def _kind_of_exception(text: str) -> EndingKind:
 
 
 def own_error(end: RankExit) -> OwnError:
-    """What kind of error the rank ended itself with; empty: none, it was ended, or it is a device's or the backend's."""
+    """Return what kind of error the rank ended itself with; empty if it was ended by others, a device or the backend."""
     said = end.exited.farewell
     if kind_of(end) == "exit_code":
-        # Python came to its end in order, and said 3: `sys.exit(3)`, whoever called it.
+        # Python ended normally with a code such as 3: `sys.exit(3)`, whoever called it.
         return "script" if said and said.kind == "end" else ""
     if kind_of(end) != "exception" or said is None:
         return ""
@@ -122,7 +122,7 @@ def own_error(end: RankExit) -> OwnError:
 
 
 def is_meant(end: RankExit) -> bool:
-    """A person or a decision of ours stopped it before it was done."""
+    """Whether a person or a decision of holter stopped it before it was done."""
     said = end.exited.farewell
     return (
         signal_of(end) == signal.SIGINT
@@ -132,19 +132,19 @@ def is_meant(end: RankExit) -> bool:
 
 
 def has_left(end: RankExit) -> bool:
-    """It had left its process group in order, and something outside of Python then ended it with a code: how some launchers end their workers."""
+    """Whether it had left its process group and was then ended with a code from outside of Python, as some launchers end their workers."""
     said = end.exited.farewell
     return bool(said and said.text == LEFT) and signal_of(end) is None
 
 
 def has_finished(end: RankExit) -> bool:
-    """The script came to its end without an error, whatever became of the process while Python shut down."""
+    """Whether the script came to its end without an error, even if the process crashed while Python shut down."""
     said = end.exited.farewell
     return end.exited.exit_code == 0 or bool(said and said.kind == "end" and said.text in SCRIPT_DONE)
 
 
 def signal_of(end: RankExit) -> int | None:
-    """The signal that ended it, if one did."""
+    """Return the signal that ended it, or None."""
     if end.exited.signal:
         return end.exited.signal
     code = end.exited.exit_code
@@ -152,12 +152,12 @@ def signal_of(end: RankExit) -> int | None:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`."""
+    """Return a signal's name, such as `SIGKILL`."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def is_same_exception(one: RankExit, other: RankExit) -> bool:
-    """The same text, or the same type from the same line: messages often hold the rank's own number."""
+    """Whether both have the same text, or the same type from the same line: messages often contain the rank's own number."""
     a, b = one.exited.farewell, other.exited.farewell
     if not a or not b or kind_of(one) != kind_of(other) or own_error(one) != own_error(other):
         return False
@@ -168,7 +168,7 @@ def is_same_exception(one: RankExit, other: RankExit) -> bool:
 
 
 def how(end: RankExit, *, short: bool = False) -> str:
-    """`ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`; `short`: without where that was."""
+    """Describe an end: `ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`; `short` leaves out where it happened."""
     number, code, said = signal_of(end), end.exited.exit_code, end.exited.farewell
     if number is not None and kind_of(end) in {"signal", "terminated"}:
         memory = " (out of memory, says the kernel)" if end.exited.out_of_memory else ""
@@ -187,18 +187,18 @@ def how(end: RankExit, *, short: bool = False) -> str:
 
 
 def _first_line(text: str) -> str:
-    """A `KeyError:` without a message is still its name."""
+    """Return the first line; for a `KeyError:` without a message, its name."""
     return text.strip().splitlines()[0].rstrip(": ") if text.strip() else "an exception"
 
 
 def own_line(end: RankExit) -> str:
-    """The script's own line, with its code; else where it was raised; empty: not known."""
+    """Return the script's own line with its code, or else where it was raised; empty if unknown."""
     said = end.exited.farewell
     return (said.own[0] if said.own else said.where) if said else ""
 
 
 def script_lines(end: RankExit, ranks: Sequence[int]) -> Evidence:
-    """Where in the script it was: what somebody has to look at."""
+    """Return where in the script it happened, which is what somebody has to look at."""
     said = end.exited.farewell
     assert said is not None
     raised = f"; raised in {said.where}" if said.own and not said.own[0].startswith(said.where) else ""
@@ -212,13 +212,13 @@ def script_lines(end: RankExit, ranks: Sequence[int]) -> Evidence:
 
 
 def file_and_line(place: str) -> tuple[str, int | None]:
-    """From `/home/me/train.py:41 in main: …`."""
+    """Split `/home/me/train.py:41 in main: …` into file and line."""
     found = PLACE.match(place)
     return (found["file"], int(found["line"])) if found else ("", None)
 
 
 def death(ends: Sequence[RankExit]) -> Evidence:
-    """How processes ended that ended alike."""
+    """Return how processes ended that ended alike."""
     end, ranks = ends[0], sorted(end.rank for end in ends)
     exited, said = end.exited, end.exited.farewell
     number = signal_of(end)
@@ -249,7 +249,7 @@ def _steps(ends: Sequence[RankExit]) -> str:
 
 
 def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidence]:
-    """Ranks that ended because of it, some of which may have been seen to end earlier."""
+    """Yield the ranks that ended because of it, some of which may have been seen to end earlier."""
     for end in victims[:MAX_VICTIMS]:
         after_s = (end.at_ns - first.at_ns) / 1e9
         order = f"{after_s:.1f} s later" if after_s >= 0 else f"seen {-after_s:.1f} s earlier, but brought about by it"
@@ -265,7 +265,7 @@ def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidenc
 
 
 def last_seen(window: Window, rank: int) -> Iterator[Evidence]:
-    """Its last statistics, its device, its collectives and stack, each from the newest look that has it."""
+    """Yield a rank's last statistics, device, collectives and stack, each from the newest look that has it."""
     yield from device_notes.evidence_of(window, rank)
     seen = window.processes.exams.get(rank, ())
     if (one := _newest(seen, "statistics")) is not None:
@@ -278,7 +278,7 @@ def last_seen(window: Window, rank: int) -> Iterator[Evidence]:
 
 
 def _calls(rank: int, flight: Flight, seen: Sequence[Examined]) -> Evidence:
-    """Its last calls. A killed rank's are from the last copy: how old that was is said."""
+    """Return its last calls, with the age of the copy if it is from before a killed rank's end."""
     found = collectives.last_calls(rank, flight)
     age_s = (seen[-1].observed_ns - flight.taken_ns) / 1e9 if seen[-1].observed_ns and flight.taken_ns else 0.0
     if age_s < MIN_AGE_S:

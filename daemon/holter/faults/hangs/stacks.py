@@ -1,9 +1,8 @@
-"""Stacks: what a thread is doing, read from its own, and many ranks' as one tree.
+"""Reads stacks: what a thread is doing, from its own stack, and where many ranks are, as one tree.
 
 What a thread is doing: its stack is read from the inside out, and every frame is looked up in the tables below.
-
-    context      compile, checkpoint, evaluation, data: holds for all that runs beneath it, whoever's code that is
-    collective   only where nothing of the script's own runs beneath it: a hook of the script's that spins is the script
+    context      compile, checkpoint, evaluation, data: holds for everything that runs beneath it, whoever's code that is
+    collective   only if nothing of the script's own runs beneath it: a hook of the script that spins is the script
     library      code that is neither torch's, nor a training framework's, nor the script's; input and output of the standard library
                  or of a file, other processes that are waited for, a person at its debugger too
     compute      an operation of torch's own that runs on the processor; not one that waits for a device
@@ -12,7 +11,7 @@ What a thread is doing: its stack is read from the inside out, and every frame i
 
 The innermost context wins, then the innermost of the rest. holter's own frames are skipped.
 
-The tree: who stands where, outermost first, what is common said once; bounded, whatever the number of ranks and however deep they are.
+The tree: which ranks are where, outermost frame first, common frames once; bounded, however many ranks and frames there are.
 
     all 4 ranks
       <module> (train.py:88)
@@ -61,7 +60,7 @@ FILES: tuple[tuple[FrameKind, re.Pattern[str], re.Pattern[str] | None], ...] = (
     ("checkpoint", re.compile(r"(^|/)torch/serialization\.py$|(^|/)torch/distributed/checkpoint/"), None),
     ("checkpoint", re.compile(r"(^|/)safetensors/|(^|/)accelerate/checkpointing\.py$|/checkpoint_engine/"), None),
     ("data", re.compile(r"(^|/)torch/utils/data/|(^|/)site-packages/(datasets|webdataset|streaming|torchdata)/"), None),
-    # Pickling may take long, and is no wait.
+    # Pickling may take long, and does not wait for other ranks.
     ("library", re.compile(r"(^|/)torch/distributed/distributed_c10d\.py$"), re.compile(r"^_(object_to_tensor|tensor_to_object)$")),
     ("collective", re.compile(r"(^|/)torch/distributed/(distributed_c10d|rendezvous|_functional_collectives\w*)\.py$"), None),
     ("collective", re.compile(r"(^|/)torch/distributed/(utils|nn/functional)\.py$"), re.compile(r"^_?(sync|verify|all|forward)")),
@@ -71,7 +70,7 @@ FILES: tuple[tuple[FrameKind, re.Pattern[str], re.Pattern[str] | None], ...] = (
         re.compile(r"broadcast_coalesced|^_sync|^_verify|^_pre_forward$|^_ddp_init_helper$|^_check_global"),
     ),
 )  # fmt: skip
-"""What a file says, perhaps only in some of its functions; the first match counts."""
+"""What a file, or some of its functions, means for a thread in it; the first match counts."""
 
 NATIVE: tuple[tuple[FrameKind, re.Pattern[str]], ...] = (
     ("collective", re.compile(r"\bgloo::|\bc10d::|\bnccl[A-Z]\w+|\bucc_|\bMPI_")),
@@ -102,7 +101,7 @@ NAMES: tuple[tuple[FrameKind, re.Pattern[str]], ...] = (
         ),
     ),
 )  # fmt: skip
-"""What the script, or a training framework, calls a function; none that also trains."""
+"""Names of functions in a script or a training framework, by what they do; `TRAINS` excludes functions that also train."""
 
 SHOWING = re.compile(
     r"^_*((maybe|do|run|async|rank0|main)_)*(plot|visuali[sz]e|upload|render|generate)(_\w+)?$"
@@ -110,7 +109,7 @@ SHOWING = re.compile(
     r"(images?|samples?|videos?|audios?|figures?|plots?|tables?|artifacts?|examples?|generations?|grids?|reports?|texts?)$",
     re.IGNORECASE,
 )
-"""What the script calls a function in which one rank makes something for people to see, while the others wait."""
+"""Names of the script's functions in which one rank makes something for people to see, while the others wait."""
 
 INPUT_OUTPUT = re.compile(
     r"(^|/)(pdb|bdb|cmd|code|socket|ssl|subprocess|shutil|ftplib|smtplib|tarfile|zipfile|gzip|bz2|lzma|pickle|_compression)\.py$"
@@ -120,14 +119,14 @@ INPUT_OUTPUT = re.compile(
 T = TypeVar("T")
 MAX_LINES = 160
 MAX_BRANCHES = 8
-"""At one place; the largest and the smallest are shown, the rest is counted."""
+"""Number of branches at one place; the largest and the smallest are shown, the rest are counted."""
 MAX_RUN = 24
-"""Frames in a row without a branch: the middle of a longer run is counted."""
+"""Number of frames in a row without a branch; the middle of a longer run is counted."""
 MAX_RANGES = 8
 MAX_FUNCTION = 80
 MAX_PATH = 56
 MAX_PLACES = 4
-"""In a summary."""
+"""Number of places in a summary."""
 PASSED_THROUGH = {"_wrapped_call_impl", "_call_impl", "wrapper", "inner", "decorate_context"}
 """Functions of torch that only call another."""
 NATIVE_PASSAGES = re.compile(
@@ -138,9 +137,9 @@ _PLACE = ("function", "file", "line", "activity")
 
 
 def activity(frames: Sequence[Frame]) -> str:
-    """What a thread with these frames, innermost first, is doing.
+    """Return what a thread with these frames, innermost first, is doing.
 
-    A context, `collective`, `library`, `compute`, `script` or `unknown`.
+    One of the contexts, `collective`, `library`, `compute`, `script` or `unknown`.
     """
     nearest, is_on_device = "unknown", False
     for frame in frames:
@@ -154,14 +153,14 @@ def activity(frames: Sequence[Frame]) -> str:
 
 
 def is_own_code(frames: Sequence[Frame]) -> bool:
-    """Whether the script's own lines run, or wait, whatever they are for: an evaluation that loops is the script that loops."""
+    """Whether the script's own lines run or wait, whatever they are for: an evaluation that loops for ever is the script looping."""
     telling = (frame for frame in frames if _kind_of(frame) not in {"plumbing", "own", "device"})
     innermost = next(telling, None)
     return innermost is not None and not innermost.is_native and _is_script(innermost)
 
 
 def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Which operation of torch's it is, and whose line called it: two looks at one long operation show the same."""
+    """Return which operation of torch it is, and the line that called it: two looks at one long operation return the same."""
     for number, frame in enumerate(frames):
         if not frame.is_native:
             outermost = next((one for one in reversed(frames[:number]) if _kind_of(one) == "compute"), None)
@@ -171,7 +170,7 @@ def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _kind_of(frame: Frame) -> FrameKind:
-    """What one frame says, by itself."""
+    """Return the kind of one frame by itself."""
     if frame.is_native:
         return next((kind for kind, pattern in NATIVE if pattern.search(frame.function)), "plumbing")
     file = frame.file.replace("\\", "/")
@@ -185,7 +184,7 @@ def _kind_of(frame: Frame) -> FrameKind:
 
 
 def _of_owner(file: str, function: str) -> FrameKind:
-    """What a frame says by whose code it is."""
+    """Return the kind of a frame by whose code it is."""
     if INSTALLED.search(file):
         if TORCH.search(file):
             return "plumbing"
@@ -202,12 +201,12 @@ def _named(name: str) -> FrameKind | None:
 
 
 def main_stack(exam: Exam) -> ThreadStack | None:
-    """The stack of the thread that trains."""
+    """Return the stack of the thread that trains."""
     return next((stack for stack in exam.stacks if stack.is_main), None)
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """`0-2,5`; of very many pieces the first few and how many ranks there are."""
+    """Format ranks: `0-2,5`; if there are very many ranges, the first few and the number of ranks."""
     pieces: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):
         if pieces and rank == pieces[-1][1] + 1:
@@ -219,7 +218,7 @@ def ranges(ranks: Sequence[int]) -> str:
 
 
 def merged(stacks: Mapping[int, Sequence[Frame]]) -> list[str]:
-    """A tree of lines for a fixed-width block; frames of each rank innermost first."""
+    """Return the tree as lines for a fixed-width block; each rank's frames are given innermost first."""
     root = _Node()
     for rank in sorted(stacks):
         if frames := list(_telling_frames(stacks[rank])):
@@ -234,7 +233,7 @@ def merged(stacks: Mapping[int, Sequence[Frame]]) -> list[str]:
 
 
 def evidence(exams: Mapping[int, Exam]) -> Evidence | None:
-    """Where the ranks' main threads are; None if no stack was had."""
+    """Return where the ranks' main threads are; None if there is no stack."""
     found = {rank: stack.frames for rank, exam in exams.items() if (stack := main_stack(exam)) and stack.frames}
     if not found:
         return None
@@ -259,7 +258,7 @@ def evidence(exams: Mapping[int, Exam]) -> Evidence | None:
 
 @dataclass
 class _Node:
-    """Ranks that share all frames so far, and how they go on."""
+    """Ranks that share all frames so far, and their next frames."""
 
     ranks: list[int] = field(default_factory=list)
     inner: dict[Frame, "_Node"] = field(default_factory=dict)
@@ -272,12 +271,12 @@ class _Node:
 
 
 def _column(frames: Sequence[Frame]) -> list[str]:
-    """One rank's stack by itself, outermost first."""
+    """Return one rank's stack by itself, outermost frame first."""
     return _bounded([_frame(frame) for frame in _telling_frames(frames)])
 
 
 def _bounded(run: list[str]) -> list[str]:
-    """The middle of a long run is counted."""
+    """Replace the middle of a long run by the number of its frames."""
     if len(run) <= MAX_RUN:
         return run
     head, tail = MAX_RUN // 3, MAX_RUN - MAX_RUN // 3
@@ -298,8 +297,8 @@ def _lines(node: _Node, indent: str, trunk: str) -> Iterator[str]:
 
 
 def _branches(node: _Node, trunk: str) -> Iterator[str]:
-    """Largest first; ranks that stop here while others go on are a branch of their own."""
-    # No frame: they stand in the frame above.
+    """Yield the branches, the largest first; ranks whose stack ends here while others go on are a branch of their own."""
+    # These ranks have no further frame: they are in the frame above.
     here = sorted(set(node.ranks) - {rank for inner in node.inner.values() for rank in inner.ranks})
     branches = [_Node(inner.ranks, {frame: inner}) for frame, inner in node.inner.items()]
     if here:
@@ -319,14 +318,14 @@ def _branches(node: _Node, trunk: str) -> Iterator[str]:
 
 
 def _telling_frames(frames: Sequence[Frame]) -> Iterator[Frame]:
-    """Outermost first, without what tells nothing."""
-    # An address without a name is another one in every process.
+    """Return the frames outermost first, without those that tell nothing."""
+    # An address without a name differs in every process.
     return (frame for frame in reversed(frames) if not frame.function.startswith("0x") and _is_telling(frame))
 
 
 @lru_cache(maxsize=4096)
 def _is_telling(frame: Frame) -> bool:
-    """Neither holter's own, nor one that only passes a call on."""
+    """Whether the frame is neither holter's own nor one that only passes a call on."""
     if frame.is_native:
         return not NATIVE_PASSAGES.search(frame.function)
     is_passage = frame.function.rpartition(".")[2] in PASSED_THROUGH and _short(frame.file).startswith("torch/")
@@ -334,7 +333,7 @@ def _is_telling(frame: Frame) -> bool:
 
 
 def _place(frames: Sequence[Frame]) -> tuple[str, str, int]:
-    """What the script called, and where: `all_reduce`, `train.py`, 61."""
+    """Return what the script called, and where: `all_reduce`, `train.py`, 61."""
     shown = list(_telling_frames(frames))
     if not shown:
         return "?", "", 0
@@ -370,7 +369,7 @@ def _function(frame: Frame) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """`c10d::Work::wait(std::chrono::...)` without its brackets and what is in them."""
+    """Remove brackets and what is in them, as in `c10d::Work::wait(std::chrono::...)`."""
     name = name.replace("(anonymous namespace)::", "")
     depth, kept = 0, []
     for char in name:
@@ -382,7 +381,7 @@ def _without_arguments(name: str) -> str:
 
 
 def _short(file: str) -> str:
-    """For installed code the path below its folder; for the script's own the end of a long path."""
+    """Return the path below its folder for installed code; for the script's own, the end of a long path."""
     file = file.replace("\\", "/")
     name = file.rpartition("/")[2]
     if name.endswith(".so") or ".so." in name:
@@ -410,7 +409,7 @@ def _range(first: int, last: int) -> str:
 
 
 def _ends(items: Sequence[T], limit: int) -> tuple[list[T], int]:
-    """The first and the last of too many, and how many were left out."""
+    """Return the first and the last items if there are too many, and how many were left out."""
     if len(items) <= limit:
         return list(items), 0
     return [*items[: limit // 2], *items[-(limit - limit // 2) :]], len(items) - limit

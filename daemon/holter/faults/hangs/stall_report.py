@@ -1,4 +1,4 @@
-"""What is said of a standstill: what is known of a culprit, the sentence, and the evidence.
+"""The report of a standstill: the facts about a culprit, the summary, and the evidence.
 
 Rank 1 has not entered all_reduce #812 of default_pg, in which rank 0 has waited for 6.4 s; it loops in spin (train.py:41).
 """
@@ -25,16 +25,16 @@ HELD_STATES = {
     "frozen": "its process is frozen by its control group",
 }
 MAX_CULPRITS = 4
-"""Whose processes are described."""
+"""Number of culprits whose processes are described."""
 MAX_STACKS = 64
-"""Ranks whose stacks are merged."""
+"""Number of ranks whose stacks are merged."""
 MAX_LISTED = 32
-"""Victims that are listed; all are counted."""
+"""Number of victims that are listed; all are counted."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """One of the ranks that are blamed: each fact is True, False, or None where nobody could look."""
+    """One of the ranks that are blamed; each fact is True, False, or None if nobody could look."""
 
     scene: Standstill
     blamed: Blame
@@ -42,7 +42,7 @@ class Culprit:
 
     @property
     def look(self) -> Look | None:
-        """As it was seen last."""
+        """The last look at it, or None."""
         return self.scene.looks.get(self.rank)
 
     @property
@@ -52,18 +52,18 @@ class Culprit:
 
     @cached_property
     def stack(self) -> ThreadStack | None:
-        """The stack of its main thread."""
+        """The stack of its main thread, or None."""
         found = main_stack(self.look.stacked) if self.look else None
         return found if found and found.frames else None
 
     @property
     def has_stack(self) -> bool:
-        """Whether its main thread was seen."""
+        """Whether its main thread's stack is known."""
         return self.stack is not None
 
     @property
     def phase(self) -> Phase | None:
-        """What its hooks said last."""
+        """The phase that its hooks last reported."""
         delay = self.scene.delay(self.rank)
         if delay is not None:
             return delay.overdue.phase
@@ -71,45 +71,45 @@ class Culprit:
 
     @property
     def is_suspended(self) -> bool | None:
-        """Stopped by a signal, a debugger or the freezer."""
+        """Whether it is stopped by a signal, a debugger or the freezer."""
         return self.look.is_suspended if self.look and self.process else None
 
     @property
     def is_uninterruptible(self) -> bool | None:
-        """In a system call that nothing ends."""
+        """Whether it is in a system call that nothing can end."""
         return self.look.is_uninterruptible if self.look and self.process else None
 
     @property
     def is_process_normal(self) -> bool | None:
-        """The kernel shows nothing odd."""
+        """Whether the kernel shows nothing unusual."""
         return None if self.process is None or self.process.state == "unknown" else self.process.state not in UNRULY
 
     @property
     def is_cpu_moving(self) -> bool | None:
-        """It computes; False: it waits for something."""
+        """Whether it computes; False if it waits for something."""
         return self.look.is_cpu_moving if self.look else None
 
     @property
     def is_lock_free(self) -> bool | None:
-        """The interpreter answered at some look; on a crowded host it may be late at another."""
+        """Whether the interpreter answered at any look; on a crowded host it may be late at another."""
         seen = (*self.look.earlier, self.look.seen) if self.look else ()
         answers = [one.exam.is_lock_free for one in seen if one.exam.is_lock_free is not None]
         return any(answers) if answers else None
 
     @property
     def is_interpreter_locked(self) -> bool | None:
-        """The interpreter does not answer although the process is not held."""
+        """Whether the interpreter does not answer although the process is not held."""
         if self.look is None or self.is_suspended:
             return False if self.is_suspended else None
         if self.is_lock_free is not None:
             return not self.is_lock_free
-        # Nobody could ask: native code that runs while the main thread owns the lock does the same.
+        # Nobody could ask, but native code that runs while the main thread owns the lock shows the same.
         stack = self.stack
         return True if stack and stack.owns_lock and stack.frames[0].is_native and self.is_cpu_moving else None
 
     @property
     def is_elsewhere(self) -> bool | None:
-        """It waits in another collective, or went past the one that the others are in."""
+        """Whether it waits in another collective, or went past the one that the others are in."""
         if self.blamed.analysis is None:
             return None
         deviation, wait = self.blamed.deviation, self.blamed.wait
@@ -118,13 +118,13 @@ class Culprit:
 
     @property
     def is_saving(self) -> bool | None:
-        """Its hooks and its stack both say that it saves."""
+        """Whether both its hooks and its stack show that it saves."""
         if self.look is None or not self.has_stack:
             return None
         return self.phase is Phase.CHECKPOINT and self.look.activity == "checkpoint"
 
     def is_in(self, activity: str) -> bool | None:
-        """Whether its phase or its stack shows it there."""
+        """Whether its phase or its stack shows this activity."""
         phase = PHASES.get(activity)
         if phase is not None and self.phase is phase:
             return True
@@ -136,7 +136,7 @@ class Culprit:
 
 
 def stall_summary(scene: Standstill, blamed: Blame, at_ns: int) -> str:
-    """What the victims wait in, and what the culprit does instead, as of a moment."""
+    """Return what the victims wait in, and what the culprit does instead, as of a moment."""
     culprit = Culprit(scene, blamed, blamed.culprits[0])
     text = _standing(scene, blamed, at_ns)
     doing = _held(culprit) or _elsewhere(culprit) or _busy(culprit)
@@ -148,7 +148,7 @@ def stall_summary(scene: Standstill, blamed: Blame, at_ns: int) -> str:
 
 
 def stage_work(culprit: Culprit) -> str:
-    """`stage 1, in the forward pass of micro-batch 2`: of a pipeline that is known."""
+    """Return the stage of a pipeline and its work, if known: `stage 1, in the forward pass of micro-batch 2`."""
     census = culprit.scene.window.models.census.get(culprit.rank)
     stages = census.stages if census is not None else []
     words = [f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"] if stages else []
@@ -180,7 +180,7 @@ def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:
 
 
 def waited(scene: Standstill, ranks: Sequence[int], at_ns: int) -> str:
-    """`has waited for 6.4 s`: the longest of these ranks, as of a moment."""
+    """Return `has waited for 6.4 s`, for the rank that waited longest, as of a moment."""
     delays = [delay for rank in ranks if (delay := scene.delay(rank)) is not None]
     longest_s = max((delay.waited_s(max(at_ns, delay.at_ns)) for delay in delays), default=0.0)
     is_one = len(ranks) == 1
@@ -195,7 +195,7 @@ def _call(place: Wait | Deviation) -> str:
 
 
 def _held(culprit: Culprit) -> str:
-    """What keeps its process, or its interpreter, from doing anything."""
+    """Return what keeps its process or its interpreter from doing anything; empty if nothing does."""
     scene, rank, process = culprit.scene, culprit.rank, culprit.process
     if culprit.blamed.by == "unreachable":
         return f"nothing is heard from its host {scene.window.processes.hosts.get(rank, '')}".rstrip()
@@ -239,7 +239,7 @@ def _in(place: str) -> str:
 
 
 def _place(culprit: Culprit) -> str:
-    """`spin (train.py:41)`: what the script called last."""
+    """Return what the script called last: `spin (train.py:41)`."""
     found = stacks.evidence({culprit.rank: culprit.look.stacked}) if culprit.look and culprit.has_stack else None
     if found is None:
         return ""
@@ -248,7 +248,7 @@ def _place(culprit: Culprit) -> str:
 
 
 def _native(culprit: Culprit) -> str:
-    """The innermost native frame with a name, and the script's line that led there."""
+    """Return the innermost native frame with a name, and the script's line that led there."""
     frames = culprit.stack.frames if culprit.stack else []
     named = next((frame for frame in frames if _is_named(frame)), None)
     if named is None:
@@ -262,7 +262,7 @@ def _is_named(frame: Frame) -> bool:
 
 
 def stall_evidence(scene: Standstill, blamed: Blame, found: Due) -> Iterator[Evidence]:
-    """Stacks, collectives, the culprits' processes, why their time is up, and who waits."""
+    """Yield stacks, collectives, the culprits' processes, why their time is up, and who waits."""
     shown = (*blamed.culprits, *blamed.victims)[:MAX_STACKS]
     exams = {rank: scene.looks[rank].stacked for rank in shown if rank in scene.looks}
     if (tree := stacks.evidence(exams)) is not None:

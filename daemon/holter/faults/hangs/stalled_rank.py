@@ -36,14 +36,14 @@ from holter.patience import CulpritWaits
 from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
 
 MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
-"""Of a large job: whose native stacks are taken, and who is looked at again."""
+"""In a large job: number of ranks whose native stacks are taken, and of victims that are looked at again."""
 APART_NS = SECOND
-"""Looks that are asked for closer together would see the same."""
+"""Nanoseconds between two looks at least; a look sooner than that would see the same."""
 
 LEAVING_S = 30
-"""For so long a rank that has said that it fails may take to end: on a busy machine Python and torch are taken down for seconds."""
+"""Seconds that a rank may take to end after it has reported a failure: on a busy machine, Python and torch take seconds to shut down."""
 COMPUTING_S = 6
-"""For so long a rank in an operation of torch's is looked at in quick succession: each look pauses it for up to a second."""
+"""Seconds for which a rank in an operation of torch is looked at in quick succession; each look pauses it for up to a second."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StalledRank(CulpritWaits):
     name: ClassVar[str] = "stalled_rank"
 
     many_ranks: int = 64
-    """Jobs of more ranks are looked at quickly first, and thoroughly where it matters."""
+    """Number of ranks above which a job is looked at quickly first, and thoroughly only where it matters."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -61,17 +61,17 @@ class StalledRank(CulpritWaits):
                 raise ValueError(f"stalled_rank.{field.name} must not be negative, got {getattr(self, field.name)}")
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the culprits of the present standstill, or what is to be asked before they can be named."""
+        """Yield at most one finding: the culprits of the present standstill, or what must be asked before they can be named."""
         broken = next((end for end in window.processes.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
         if broken is not None:
-            # What stood still before the first of them fell, or was killed, stays as it was known then.
+            # Judge what stood still before the first rank ended or was killed by what was known then.
             then = _as_of(window, broken.at_ns)
             before = [found for found in self._judged(then, _gave_up(window, broken)) if not found.needs]
             if before or is_meant(broken):
                 yield from before
                 return
         for found in self._judged(window):
-            # Once a rank has died, what else stands still is for other eyes: somebody may be looking into it.
+            # After a rank has died, a further standstill is not judged: somebody may be looking into the death.
             if broken is None or found.needs or (found.facts["has_died"] and own_error(broken) != "script"):
                 yield found
 
@@ -80,7 +80,7 @@ class StalledRank(CulpritWaits):
         if scene is None:
             return
         is_large = self._is_large(scene)
-        # Native frames pause a rank: in the first steps most are compiling.
+        # Native frames pause a rank, and in the first steps most ranks compile.
         is_quick = is_large or scene.is_early
         needs = [self._request(scene, scene.living, scene.asked_ns, "quick" if is_quick else "native")]
         blamed = blame(scene)
@@ -128,7 +128,7 @@ class StalledRank(CulpritWaits):
     def _second_looks(
         self, scene: Standstill, blamed: Blame, dues: dict[int, Due], *, is_large: bool
     ) -> Iterator[ExamRequest]:
-        """When a culprit's time is up; and again after a while if it was seen to move although its phase did not change."""
+        """Ask for a look when a culprit's time is up, and again later if it was seen to move although its phase did not change."""
         others = blamed.victims[:MAX_VICTIMS_SEEN] if is_large else tuple(scene.living)
         for rank, found in sorted(dues.items(), key=lambda item: (item[1].ready_ns, item[0]))[:MAX_CULPRITS_SEEN]:
             asked_ns, look = found.ready_ns, scene.looks.get(rank)
@@ -140,7 +140,7 @@ class StalledRank(CulpritWaits):
                 yield from self._requests(scene, {rank, *others}, asked_ns, blamed)
 
     def _fresh_looks(self, scene: Standstill, blamed: Blame | None, *, is_large: bool) -> Iterator[ExamRequest]:
-        """Look at all ranks again, whoever is blamed: when one came to stand or became overdue since its last look, then now and then."""
+        """Ask for another look at all ranks when one came to a stop or became overdue since its last look, and then at longer intervals."""
         is_waited_for = blamed is not None and bool(blamed.waiting)
         if is_large and is_waited_for:
             return
@@ -164,7 +164,7 @@ class StalledRank(CulpritWaits):
     def _requests(
         self, scene: Standstill, ranks: Iterable[int], asked_ns: int, blamed: Blame | None
     ) -> Iterator[ExamRequest]:
-        """A quick look, but with native frames at those who are blamed for what only these tell."""
+        """Ask for quick looks, but with native frames at blamed ranks that only these can explain."""
         looks = {rank: scene.looks.get(rank) for rank in (blamed.culprits[:MAX_CULPRITS_SEEN] if blamed else ())}
         deep = {
             rank for rank, look in looks.items() if look and (look.activity == "compute" or not look.has_native_frames)
@@ -175,7 +175,7 @@ class StalledRank(CulpritWaits):
 
     @staticmethod
     def _request(scene: Standstill, ranks: Iterable[int], asked_ns: int, depth: ExamDepth) -> ExamRequest:
-        """A request to those ranks that live and have not answered."""
+        """Make a request for those of the ranks that live and have not answered."""
         open_ones = (rank for rank in ranks if rank in scene.living and not is_answered(scene, rank, asked_ns))
         return ExamRequest(asked_ns, depth, tuple(sorted(open_ones)))
 
@@ -212,13 +212,13 @@ class StalledRank(CulpritWaits):
 
 
 def _began_ns(scene: Standstill, blamed: Blame) -> int | None:
-    """When the first culprit last moved; None: nobody saw it."""
+    """Return when the first culprit last moved; None if nobody saw it."""
     delays = scene.window.processes.delays
     return min((delays[rank].moved_ns for rank in blamed.culprits if rank in delays), default=None)
 
 
 def _facts(scene: Standstill, blamed: Blame) -> dict[str, Any]:
-    """The facts about the first culprit: True, False, or None where nobody could look."""
+    """Return the facts about the first culprit: True, False, or None if nobody could look."""
     culprit = Culprit(scene, blamed, blamed.culprits[0])
     is_waiting = blamed.wait is not None and culprit.rank in blamed.wait.entered
     return {
@@ -248,7 +248,7 @@ def _facts(scene: Standstill, blamed: Blame) -> dict[str, Any]:
 
 
 def _severity(scene: Standstill, blamed: Blame) -> Severity:
-    """A warning where nobody waits, where a person is at work with a debugger, and before there is anything to lose."""
+    """Return `warning` if nobody waits, if a person works with a debugger, and before the first step; otherwise `critical`."""
     is_stuck_alone = not blamed.victims and not blamed.is_deadlock
     looks = [look for rank in blamed.culprits if (look := scene.looks.get(rank))]
     is_debugged = any(look.exam.process is not None and look.exam.process.state == "traced" for look in looks)
@@ -256,14 +256,14 @@ def _severity(scene: Standstill, blamed: Blame) -> Severity:
 
 
 def _is_hang(scene: Standstill, blamed: Blame) -> bool:
-    """Somebody waits, or a process is held, or nobody at all goes on; at the end of a job nobody waits."""
+    """Whether a rank waits, a process is held, or no rank at all goes on; at the end of a job nobody waits."""
     if blamed.waiting or blamed.by == "suspended":
         return True
     return not scene.ended and all(scene.overdue(rank) is not None for rank in scene.living)
 
 
 def _undecided(scene: Standstill, blamed: Blame, looked_ns: int) -> Iterator[int]:
-    """When to look again at one long operation, or a loop of short ones: only several looks tell which."""
+    """Yield when to look again at what may be one long operation or a loop of short ones: only several looks show which."""
     for rank in blamed.culprits:
         look, delay = scene.looks.get(rank), scene.overdue(rank)
         if look is None or delay is None or look.activity != "compute" or look.is_cpu_moving is False:
@@ -278,20 +278,20 @@ def _is_seen_twice(scene: Standstill, rank: int) -> bool:
 
 
 def _is_leaving(window: Window, rank: int) -> bool:
-    """Whether it said just now that an exception ends it: whoever waits for it waits for its end, which says more."""
+    """Whether it has just reported that an exception ends it: those who wait for it wait for its end, which says more."""
     said_ns = window.processes.failing.get(rank)
     is_gone = any(end.rank == rank for end in window.processes.exits)
     return said_ns is not None and not is_gone and 0 <= window.now_ns - said_ns < LEAVING_S * SECOND
 
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
-    """The rank whose backend's timeout ran out, if that is why the first rank ended."""
+    """Return the rank whose backend's timeout ran out, if that is why the first rank ended."""
     ends = (end for end in window.processes.exits if end.at_ns - broken.at_ns <= SECOND)
     return next((end for end in ends if kind_of(end) == "timed_out"), None)
 
 
 def _as_of(window: Window, now_ns: int) -> Window:
-    """What was known at an earlier moment, as far as it can still be told."""
+    """Return what was known at an earlier moment, as far as it is still kept."""
     known = window.processes
     exits = tuple(end for end in known.exits if end.at_ns < now_ns)
     exams = {rank: tuple(seen for seen in exams if seen.at_ns <= now_ns) for rank, exams in known.exams.items()}

@@ -4,7 +4,7 @@
     ---x-------------------|--------------------------------------------------------------|
        last moved          every rank is looked at         ... and again, when it is overdue
 
-Everything here is worked out anew from a window, and comes out the same at every judgement: the moment at which the first
+Everything here is computed from a window and comes out the same at every judgement: the moment at which the first
 examination was asked for is read from its answers.
 """
 
@@ -21,20 +21,20 @@ from holter.records import Exam, Flight, Frame, Phase, ThreadStack
 SUSPENDED = ("stopped", "traced", "frozen")
 """States in which no process goes on by itself."""
 UNINTERRUPTIBLE_S = 3.0
-"""A moment of uninterruptible sleep is an ordinary read from a disk."""
+"""Seconds: a shorter uninterruptible sleep is an ordinary read from a disk."""
 ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that follow each other in every step."""
 BUSY_SHARE = 0.3
-"""Share of one core; threads that only wait need less."""
+"""Share of one core above which a process computes; threads that only wait need less."""
 JITTER_NS = 100_000_000
-"""The moment at which a rank last moved is told anew with each message, a little differently."""
+"""Nanoseconds by which the moment at which a rank last moved may differ from one message to the next."""
 STALE_NS = 1_000_000_000
-"""A recorder's copy that is older than the standstill by more than this does not tell where the rank is."""
+"""Nanoseconds: a recorder's copy that is older than the standstill by more than this does not show where the rank is."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One rank as it was seen last, and before, in the present standstill."""
+    """The last look at one rank, and those before, in the present standstill."""
 
     rank: int
     seen: Examined
@@ -43,17 +43,17 @@ class Look:
 
     @property
     def exam(self) -> Exam:
-        """What was seen."""
+        """The exam of the last look."""
         return self.seen.exam
 
     @property
     def before(self) -> Examined | None:
-        """What the look before showed."""
+        """The look before the last one, or None."""
         return self.earlier[-1] if self.earlier else None
 
     @cached_property
     def stacked(self) -> Exam:
-        """Whose stacks are shown: the newest with native frames if it has not moved since, else the newest with any."""
+        """The exam whose stacks are shown: if the rank has not moved, the newest with native frames, or else with any."""
         if self.has_moved:
             return self.exam
         seen = [one.exam for one in (*self.earlier, self.seen) if one.exam.stacks]
@@ -66,12 +66,12 @@ class Look:
         found = _activity(self.exam)
         if found == "unknown" and self.stacked is not self.exam:
             found = _activity(self.stacked)
-        # One operation after the other is what a loop of the script's looks like.
+        # Different operations at different looks mean a loop of the script.
         return "script" if found == "compute" and len(self._operations) > 1 else found
 
     @property
     def is_own_code(self) -> bool:
-        """The script's own lines run, or wait, whatever they are for."""
+        """Whether the script's own lines run or wait, whatever they are for."""
         stack = main_stack(self.stacked)
         return stack is not None and is_own_code(stack.frames)
 
@@ -83,12 +83,12 @@ class Look:
 
     @property
     def has_native_frames(self) -> bool:
-        """Some look showed native frames."""
+        """Whether some look showed native frames."""
         return any(one.exam.depth == "native" and not one.exam.stack_error for one in (*self.earlier, self.seen))
 
     @property
     def is_cpu_moving(self) -> bool | None:
-        """It computes; False: it waits for something."""
+        """Whether it computes; False if it waits for something, None if unknown."""
         process = self.exam.process
         if process is None or math.isnan(process.cpu_share):
             return None
@@ -97,7 +97,7 @@ class Look:
 
     @property
     def is_busy(self) -> bool:
-        """It computes, or its main thread is elsewhere than at the look before."""
+        """Whether it computes, or its main thread is elsewhere than at the look before."""
         if self.is_cpu_moving or self.before is None:
             return bool(self.is_cpu_moving)
         now, before = main_stack(self.exam), main_stack(self.before.exam)
@@ -105,23 +105,23 @@ class Look:
 
     @property
     def is_suspended(self) -> bool:
-        """The kernel says that it cannot go on by itself."""
+        """Whether the kernel says that it cannot go on by itself."""
         return self.exam.process is not None and self.exam.process.state in SUSPENDED
 
     @property
     def is_uninterruptible(self) -> bool:
-        """In a system call that nothing ends."""
+        """Whether it is in a system call that nothing can end."""
         process = self.exam.process
         return process is not None and process.state == "uninterruptible" and process.stopped_s >= UNINTERRUPTIBLE_S
 
     @property
     def suspended_s(self) -> float:
-        """For how long, as of this look."""
+        """Seconds for which it has been suspended, as of this look."""
         return self.exam.process.stopped_s if self.exam.process and self.is_suspended else 0.0
 
     @cached_property
     def flight(self) -> Flight | None:
-        """Its recorder, if the copy was made while the rank stood where it stands."""
+        """Its recorder's copy, if that was made while the rank stood where it stands now."""
         flight = self.exam.flight
         if flight is None:
             return None
@@ -130,7 +130,7 @@ class Look:
 
     @property
     def has_moved(self) -> bool:
-        """Since the look before: another step, phase or micro-step, or a call that was not there."""
+        """Whether it moved since the look before: another step, phase or micro-step, or a new call."""
         before = self.before
         return before is not None and (_place(before) != _place(self.seen) or _has_called(before.exam, self.exam))
 
@@ -141,11 +141,11 @@ class Standstill:
 
     window: Window
     asked_ns: int
-    """When it became known: what every rank was first examined for."""
+    """When it became known: the moment for which every rank was first examined."""
     living: frozenset[int]
     ended: Mapping[int, RankExit]
     looks: Mapping[int, Look]
-    """Looks at the ranks that were examined since."""
+    """Looks at the ranks that were examined since then."""
 
     @property
     def now_ns(self) -> int:
@@ -154,12 +154,12 @@ class Standstill:
 
     @property
     def is_before_first_step(self) -> bool:
-        """None of those who stand still has done a step: the job is being set up."""
+        """Whether none of the ranks that stand still has done a step, because the job is being set up."""
         return all(num == 0 for num in self._nums_steps)
 
     @property
     def is_early(self) -> bool:
-        """All of them are in their first steps."""
+        """Whether all of them are in their first steps."""
         return all(num is not None and num < FIRST_STEPS for num in self._nums_steps)
 
     @property
@@ -172,26 +172,26 @@ class Standstill:
         return min(delay.moved_ns for rank, delay in self.window.processes.delays.items() if rank in self.living)
 
     def looked_ns(self, rank: int) -> int:
-        """The newest request to look at it that was answered, or given up; 0: there was none."""
+        """Return the newest request to look at it that was answered or given up; 0 if there was none."""
         look = self.looks.get(rank)
         return max(look.exam.asked_ns if look else 0, self.window.processes.unexamined.get(rank, 0))
 
     def delay(self, rank: int) -> Delay | None:
-        """What a sidecar says of a rank that does not move on; None: the rank moves."""
+        """Return the delay of a rank that does not move on, as its sidecar reports it; None if it moves."""
         return self.window.processes.delays.get(rank)
 
     def overdue(self, rank: int) -> Delay | None:
-        """The same, if its own deadline has passed."""
+        """Return its delay if its own deadline has passed, else None."""
         delay = self.window.processes.delays.get(rank)
         return delay if delay is not None and delay.overdue.tier == "overdue" else None
 
     def is_silent(self, rank: int) -> bool:
-        """Nothing is heard of its sidecar, and nobody hung up."""
+        """Whether its sidecar is no longer heard, although the connection was not closed."""
         link = self.window.processes.links.get(rank)
         return link is not None and link.state == "silent"
 
     def step(self, rank: int) -> int:
-        """Where it stands."""
+        """Return the step in which it stands."""
         if rank in self.window.processes.delays:
             return self.window.processes.delays[rank].step
         if rank in self.looks:
@@ -201,7 +201,7 @@ class Standstill:
         return min((delay.step for delay in self.window.processes.delays.values()), default=0)
 
     def place(self, rank: int) -> tuple[int, int, int] | None:
-        """(step, micro-step, phase) to be compared with others'; a phase outside of the order counts as -1."""
+        """Return (step, micro-step, phase), for comparison with other ranks; a phase outside of the order is -1."""
         look, delay = self.looks.get(rank), self.delay(rank)
         if delay is not None:
             return _ordered(delay.step, delay.overdue.micro_step, delay.overdue.phase)
@@ -209,7 +209,7 @@ class Standstill:
 
 
 def standstill(window: Window) -> Standstill | None:
-    """The present standstill; None if every rank moves."""
+    """Return the present standstill; None if every rank moves."""
     ended = {end.rank: end for end in window.processes.exits}
     living = frozenset(window.attached - ended.keys())
     delays = [delay for rank, delay in window.processes.delays.items() if rank in living]
@@ -226,7 +226,7 @@ def standstill(window: Window) -> Standstill | None:
 
 
 def _asked(window: Window, began_ns: int) -> Iterator[int]:
-    """What was asked for since the first rank stood still, by the answers and by what was not answered."""
+    """Yield the moments of requests since the first rank stood still, from the answers and from requests that got none."""
     for rank in window.processes.delays:
         for seen in window.processes.exams.get(rank, ()):
             if seen.exam.asked_ns >= began_ns:
@@ -262,7 +262,7 @@ def _has_called(before: Exam, after: Exam) -> bool:
 
 
 def _newest(flight: Flight) -> tuple[int, frozenset[tuple[str, int]]]:
-    """How far it has come: its last call, and the counts of its groups."""
+    """Return how far it has come: its last call, and the counts of its groups."""
     entered = frozenset((group.name, group.last_entered) for group in flight.groups)
     return max((call.record for call in flight.calls), default=-1), entered
 

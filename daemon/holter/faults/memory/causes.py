@@ -91,7 +91,7 @@ FAMILY = Family(
     detectors=(DetectorEntry(MemoryGrowth(), Stage.CURVE),),
     causes=(OUT_OF_MEMORY, HOST_MEMORY_LEAK, DEVICE_MEMORY_LEAK),
     brings_about=(
-        # Memory that has run out ends the process, or a worker of its loader; in the end it is slow, too.
+        # When memory has run out, the process ends, or a worker of its loader; before that it may be slow.
         Consequence("memory_growth", ("dead_rank",), unless_follower_is=("script_error",), on_a_shared_rank=True),
         Consequence("memory_growth", ("slow_rank",), on_a_shared_rank=True),
     ),

@@ -31,7 +31,7 @@ from holter.records import Evidence, Finding, Hoard
 BLOCKS = 8
 MB = 1 << 20
 WARM_UP = 16
-"""Steps in which allocators and caches fill up."""
+"""Number of steps in which allocators and caches fill up."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class MemoryGrowth:
     name: ClassVar[str] = "memory_growth"
 
     min_steps: int = threshold(40, at_least=2 * BLOCKS)
-    """Steps that it must have risen through."""
+    """Number of steps through which it must have risen."""
     min_bytes: int = threshold(64 * MB, at_least=1)
     min_share: float = 0.05
-    """Of what it was at the beginning."""
+    """Share of what it was at the beginning by which it must have grown."""
     steady: float = 0.5
-    """The second half rises at least so much as the first."""
+    """The second half must rise at least this share of the first."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding for the host, one for the device."""
+        """Yield one finding for the host and one for the device."""
         for place in ("host", "device"):
             points = [
                 (step, spread.high, spread.high_rank)
@@ -64,16 +64,16 @@ class MemoryGrowth:
                 yield _finding(window, place, points, found)
 
     def _growth(self, points: list[tuple[int, float, int]]) -> tuple[int, float] | None:
-        """(first step, bytes a step) of the longest stretch until now that only rises; None: it does not."""
+        """Return (first step, bytes per step) of the longest stretch until now that only rises; None if there is none."""
         if len(points) < 2 * BLOCKS:
             return None
-        # A device is asked at every few steps only.
+        # A device is asked only every few steps.
         steps_a_point = (points[-1][0] - points[0][0]) / (len(points) - 1)
         least = max(2 * BLOCKS, math.ceil(self.min_steps / steps_a_point))
         for num in _lengths(len(points), least):
             stretch = points[-num:]
             levels = _levels([held for _, held, _ in stretch])
-            # What was held before and given back, as a list that is cleared after an epoch, is no growth.
+            # What was held before and given back, such as a list that is cleared after an epoch, is no growth.
             peak = max((held for _, held, _ in points[:-num]), default=0.0)
             grown = levels[-1] - levels[0] if levels[-1] > peak else 0.0
             if grown < max(self.min_bytes, self.min_share * levels[0]) or len({rank for *_, rank in stretch}) > 1:
@@ -88,7 +88,7 @@ class MemoryGrowth:
 
 
 def _lengths(num: int, least: int) -> Iterator[int]:
-    """Stretches until now: all, a half of it, a quarter of it, …: a leak may have begun late."""
+    """Yield lengths of stretches until now: all, a half, a quarter and so on, because a leak may have begun late."""
     while num >= least:
         yield num
         num = max(num // 2, least) if num > least else 0
@@ -121,7 +121,7 @@ def _finding(window: Window, place: str, points: list[tuple[int, float, int]], g
 
 
 def _hoard(window: Window, rank: int) -> Hoard | None:
-    """The newest word of who keeps it."""
+    """Return the newest report of what keeps the memory."""
     return next((hoard for note, hoard in reversed(list(window.notes_of(Hoard))) if note.rank == rank), None)
 
 

@@ -1,1 +1,1 @@
-"""Ranks that the others wait for. Lateness itself breaks nothing, so that nothing follows from it."""
+"""Ranks that the others wait for. Being late breaks nothing itself, so nothing follows from it."""

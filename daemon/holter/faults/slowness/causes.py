@@ -6,7 +6,7 @@ from holter.faults.slowness.slow_stage import SlowStage
 from holter.records import Fix
 
 _STEPS_TO_BE_WELL = 25
-"""More than the detector looks at to see that a rank is well again."""
+"""More steps than the detector looks at to see that a rank is well again."""
 _WORK = "ranks whose work can be compared: the late one has larger batches, more micro-steps or another part of the model, so that it may need the time"
 _BOTH = "a step without the wait for data: batches come late on this rank and its device is held down as well"
 

@@ -27,43 +27,43 @@ IN_DATA_SHARE = 0.6
 SHARED_LATENESS = 0.5
 """A rank with this share of the latest one's lag is among the latest."""
 LOW_CLOCK = 0.9
-"""Of the others' clock: a device below it is held down where all are."""
+"""Share of the others' clock; if all devices are held down, only one below this counts."""
 PRESSED = 0.25
-"""Pressure on a host's processors that is worth a word."""
+"""Pressure on a host's processors that is worth mentioning."""
 MAX_CENSUSES = 64
-"""Different ones that are compared."""
+"""Number of different censuses that are compared."""
 WORK = ("batch.num_samples", "micro_steps")
 """Numbers that say how much a rank has to do in a step."""
 MAX_MEMORY = 0.98
-"""More than this cannot be told from a random walk."""
+"""A memory above this cannot be distinguished from a random walk."""
 MAX_DEVIATIONS = 4.0
-"""What is further from the median counts as this far: one pause of seconds says nothing about the rest."""
+"""A number further from the median counts as this many deviations away: one pause of seconds says nothing about the rest."""
 MIN_CLIP = 0.1
-"""Of the median: numbers that are the same to a tenth are clipped no closer."""
+"""Share of the median: clipping is never narrower than this."""
 MEMORY_ERRORS = 2.5
-"""How many standard errors of the memory are believed on top of it."""
+"""Number of standard errors that are added to the measured memory."""
 BINNED_ERRORS = 1.0
-"""The same where there are few, and what they say is the second opinion."""
+"""The same for binned numbers, which are few and only the second opinion."""
 BIN = 4
-"""Numbers are also taken so many together: noise that forgets at once may hide noise that does not."""
+"""Number of values in a bin: noise without memory may hide noise with memory, which binned values show."""
 MIN_BINS = 20
 
 
 @dataclass(frozen=True)
 class StepLag:
-    """One rank at one step."""
+    """One rank's lag at one step."""
 
     step: int
     excess_s: float
-    """Its lag, less what is usual among the others at their worst collectives."""
+    """Its lag less what is usual among the others at their worst collectives."""
     is_among_latest: bool
     usual_s: float
     spread_s: float
     error_s: float
     arrival: Arrival | None
-    """None: it was not among the few latest."""
+    """None if it was not among the few latest."""
     pressure: float = 0.0
-    """On its host's processors, 0 to 1."""
+    """Pressure on its host's processors, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -75,33 +75,33 @@ class Late:
     first_step: int
     limit_s: float
     error_s: float
-    """How well its lag is known, with what its noise remembers from step to step."""
+    """Standard error of its lag in seconds, allowing for the memory of its noise."""
 
     @cached_property
     def arrivals(self) -> list[Arrival]:
-        """At the steps where it was late."""
+        """Its arrivals at the steps where it was late."""
         return [
             point.arrival for point in self.points if point.arrival is not None and point.excess_s >= self.limit_s / 2
         ]
 
     @property
     def lag_s(self) -> float:
-        """Median over those steps."""
+        """Median lag over those steps."""
         return median(arrival.lag_s for arrival in self.arrivals)
 
     @property
     def data_excess_s(self) -> float:
-        """What it spends in its data loader above the others."""
+        """Seconds that it spends in its data loader beyond the others."""
         return median(arrival.data_s - arrival.others_data_s for arrival in self.arrivals)
 
     @property
     def is_in_data(self) -> bool:
-        """Whether its batches explain its lag."""
+        """Whether waiting for batches explains its lag."""
         return self.data_excess_s >= IN_DATA_SHARE * self.lag_s
 
     @property
     def where(self) -> Arrival:
-        """Where it was last late, in the group where it is late most often."""
+        """Its newest late arrival, in the group where it is late most often."""
         group = Counter(arrival.group for arrival in self.arrivals).most_common(1)[0][0]
         return next(arrival for arrival in reversed(self.arrivals) if arrival.group == group)
 
@@ -111,12 +111,12 @@ class Work:
     """Whether a rank has more to do than the others."""
 
     is_more: bool | None
-    """None: nothing tells."""
+    """None if that is unknown."""
     why: str = ""
 
 
 def point(one: StepArrivals, rank: int) -> StepLag:
-    """One rank at one step; one that is not among the few latest was not late."""
+    """Return one rank's lag at one step; a rank that is not among the few latest was not late."""
     arrival = next((known for known in one.latest if known.rank == rank), None)
     others = [known.lag_s for known in one.latest if known.rank != rank]
     usual = max(0.0, median(others)) if others and len(one.latest) == one.num_ranks else one.usual_s
@@ -127,7 +127,7 @@ def point(one: StepArrivals, rank: int) -> StepLag:
 
 
 def lost_s(window: Window, late: Late, slow: set[int]) -> float:
-    """By how much a step would be shorter without the slow ranks: until the next one that is not among them."""
+    """Return the seconds by which a step would be shorter without the slow ranks: until the latest rank that is not one of them."""
     steps = {point.step for point in late.points}
     lost = []
     for one in window.calls.arrivals:
@@ -138,7 +138,7 @@ def lost_s(window: Window, late: Late, slow: set[int]) -> float:
 
 
 def work(window: Window, late: Late, max_ratio: float) -> Work:
-    """Whether the rank has more to do: by its batches, its micro-steps and its part of the model."""
+    """Find out whether the rank has more to do, from its batches, its micro-steps and its part of the model."""
     steps = {point.step for point in late.points}
     is_known = False
     for name in WORK:
@@ -156,7 +156,7 @@ def work(window: Window, late: Late, max_ratio: float) -> Work:
 
 
 def is_throttled(window: Window, rank: int) -> bool | None:
-    """Whether its device is held down, and most others are not, or less. None: no reading."""
+    """Whether its device is held down while most others are not, or less so; None without a reading."""
     newest = {note.rank: device for note, device in window.notes_of(Device)}
     own = newest.pop(rank, None)
     if own is None:
@@ -170,7 +170,7 @@ def is_throttled(window: Window, rank: int) -> bool | None:
 
 
 def evidence(late: Late) -> Evidence:
-    """How late, how often, against what."""
+    """Return how late the rank was, how often, and compared with what."""
     arrivals, points = late.arrivals, late.points
     others_s = median(point.spread_s for point in points)
     pressure = median(point.pressure for point in points)
@@ -202,7 +202,7 @@ def evidence(late: Late) -> Evidence:
 
 
 def causes(window: Window, group: Sequence[tuple[Late, Work]]) -> Iterator[Evidence]:
-    """What explains or excuses the first of them: data, device, work."""
+    """Yield what explains or excuses the first rank of the group: data, device, work."""
     late, found = group[0]
     own, others = median(a.data_s for a in late.arrivals), median(a.others_data_s for a in late.arrivals)
     share = f"{late.data_excess_s / late.lag_s:.0%} of its lag" if late.is_in_data else "that does not explain its lag"
@@ -228,14 +228,14 @@ def _is_like_most(window: Window, rank: int) -> bool:
 
 
 def _holds(census: Census) -> frozenset[tuple[str, tuple[int, ...]]]:
-    """What there is to compute: names and shapes; a shard's shape may differ from rank to rank."""
+    """Return what there is to compute: names and shapes; shards without shapes, which may differ from rank to rank."""
     return frozenset(
         (entry.name, () if entry.is_sharded else entry.shape) for entry in census.entries if not entry.is_buffer
     )
 
 
 def error_of_mean(values: Sequence[float], num: int = 0) -> float:
-    """Standard error of the mean of `num` numbers (default: as many as these) whose noise is like that of these; at least 3."""
+    """Return the standard error of the mean of `num` numbers with noise like these (0: as many as these); needs at least 3."""
     kept, num = clipped(values), num or len(values)
     error = _error(kept, num, MEMORY_ERRORS)
     if len(kept) >= BIN * MIN_BINS:
@@ -245,7 +245,7 @@ def error_of_mean(values: Sequence[float], num: int = 0) -> float:
 
 
 def memory(values: Sequence[float], errors: float = MEMORY_ERRORS) -> float:
-    """How much of one number's deviation is still in the next one, at most; 0 to `MAX_MEMORY`."""
+    """Return the upper bound of how much of one number's deviation remains in the next; 0 to `MAX_MEMORY`."""
     mean = fmean(values)
     total = math.fsum((value - mean) ** 2 for value in values)
     if not total:
@@ -258,7 +258,7 @@ def memory(values: Sequence[float], errors: float = MEMORY_ERRORS) -> float:
 
 
 def clipped(values: Sequence[float]) -> list[float]:
-    """With outliers brought to the edge."""
+    """Return the values with outliers moved to the edge."""
     centre = median(values)
     width = MAX_DEVIATIONS * max(deviation(values), MIN_CLIP * abs(centre))
     return [min(max(value, centre - width), centre + width) for value in values]
@@ -266,7 +266,7 @@ def clipped(values: Sequence[float]) -> list[float]:
 
 def _error(values: Sequence[float], num: int, errors: float) -> float:
     remembers = memory(values, errors)
-    # From step to step a level cannot hide; the deviation within a short stretch is smaller than the one in the long run.
+    # A level cannot hide in changes from step to step; the deviation within a short stretch is smaller than in the long run.
     surprises = [following - remembers * one for one, following in pairwise(values)]
     noise = max(stdev(values), stdev(surprises) / math.sqrt(1 - remembers * remembers))
     return noise * math.sqrt(min(1.0, (1 + remembers) / (1 - remembers) / num))

@@ -40,21 +40,21 @@ from holter.faults.window import StepArrivals, Window
 from holter.records import Evidence, Finding
 
 FIRST_STEPS = 3
-"""Of a run: allocators, compilers and caches warm up, each rank at its own pace."""
+"""Number of steps of a run in which allocators, compilers and caches warm up, each rank at its own pace."""
 MAX_MEMORY = 100
-"""So many steps after it was last seen clearly, a rank that is still late is still named."""
+"""Number of steps for which a rank that is still late remains named after it was last clearly slow."""
 BACK = 12
-"""Steps between two looks back."""
+"""Number of steps between two looks back."""
 GROWTH = 1.4
-"""Stretches that are looked at are longer by this factor, one after the other."""
+"""Factor by which each stretch that is looked at is longer than the one before."""
 NUM_PARTS = 6
-"""Into so many a stretch is cut, to see whether it is the same throughout."""
+"""Number of parts of a stretch that are compared to see whether it is the same throughout."""
 MIN_HISTORY = 24
-"""So many steps before it tell what is usual."""
+"""Number of steps before it that are needed to know what is usual."""
 STEADY = 0.3
 """A fault adds about the same at each step: half of the steps lie within this share of the lag."""
 LEVEL = 0.2
-"""The sixths of a stretch differ by no more than this share of the lag."""
+"""The parts of a stretch differ by no more than this share of the lag."""
 WELL_AGAIN = 0.5
 """A rank that is late by less than this share of the limit is no longer slow."""
 
@@ -66,17 +66,17 @@ class SlowRank:
     name: ClassVar[str] = "slow_rank"
 
     min_steps: int = threshold(50, at_least=2 * NUM_PARTS)
-    """Over so many steps, at least, a rank must be late."""
+    """Number of steps over which a rank must be late."""
     min_span_s: float = threshold(5.0, at_least=0)
-    """Over so many seconds, too: a busy machine holds up any rank for a while."""
+    """Seconds over which it must be late, too: a busy machine holds up any rank for a while."""
     wandering_steps: int = 80
     wandering_span_s: float = 7.0
-    """Steps and seconds where its lag is not about equal at all steps: noise may keep to one side for a while."""
+    """Steps and seconds required if its lag differs from step to step: noise may stay on one side for a while."""
     min_lag_s: float = threshold(0.025, at_least=0)
     pressed_lag_s: float = 0.0375
-    """The same on a host where some task waits for a processor all the time: it does not serve all ranks alike."""
+    """The same on a host where some task always waits for a processor: such a host does not serve all ranks alike."""
     min_share_of_step: float = threshold(0.05, at_least=0)
-    """Share of a step's usual time that the lag must be: less is not worth anyone's while."""
+    """Share of a step's usual time that the lag must be: less is not worth looking into."""
     min_spreads: float = threshold(5.0, at_least=0)
     """How many times the spread among the other ranks the lag must be."""
     min_clock_errors: float = threshold(3.0, at_least=0)
@@ -85,15 +85,15 @@ class SlowRank:
     min_significance: float = 6.0
     """How many standard errors its lag must be; the error allows for noise that lasts from step to step."""
     min_share_of_part: float = 0.4
-    """In each sixth of the stretch it must be late by at least this share of its lag."""
+    """In each part of the stretch it must be late by at least this share of its lag."""
     max_work_ratio: float = 1.1
-    """A rank with more samples or micro-steps than this, against the mean, has more to do."""
+    """A rank with more samples or micro-steps than this, relative to the mean, has more to do."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding for each way of being slow; all ranks that are slow in that way are named together."""
+        """Yield at most one finding for each way of being slow, for all ranks that are slow in that way."""
         arrivals = [one for one in window.calls.arrivals if one.step >= FIRST_STEPS]
         if len(arrivals) < self.min_steps:
             return
@@ -112,7 +112,7 @@ class SlowRank:
             yield _finding(window, group, slow, step_s, is_throttled=is_throttled)
 
     def _late(self, points: Sequence[StepLag], rank: int, step_s: float) -> Late | None:
-        """What the newest steps show, if the rank was clearly slow not long ago and is not clearly better now."""
+        """Return what the newest steps show, if the rank was clearly slow not long ago and is not clearly better now."""
         newest = points[-self.min_steps :]
         if median(point.excess_s for point in newest) < WELL_AGAIN * self._limit_s(newest, step_s):
             return None
@@ -125,7 +125,7 @@ class SlowRank:
         return None
 
     def _widths(self, points: Sequence[StepLag], step_s: float) -> Iterator[int]:
-        """Of the newest stretches that are long enough, the shortest first, all there is last."""
+        """Yield the lengths of the newest stretches that are long enough, the shortest first, all steps last."""
         width = float(self.min_steps)
         while width < len(points):
             if _span_s(points[-int(width) :], step_s) >= self.min_span_s:
@@ -135,7 +135,7 @@ class SlowRank:
             yield len(points)
 
     def _judged(self, points: Sequence[StepLag], width: int, rank: int, step_s: float) -> Late | None:
-        """Whether the rank was late throughout the newest stretch, and more than by its usual ups and downs."""
+        """Return the rank as late if it was late throughout the newest stretch, beyond its usual variation; otherwise None."""
         part = points[-width:]
         lags = [point.excess_s for point in part]
         lag_s = median(lags)
@@ -160,7 +160,7 @@ class SlowRank:
         return Late(rank, tuple(part), points[begin].step, limit_s, error_s)
 
     def _limit_s(self, part: Sequence[StepLag], step_s: float) -> float:
-        """The lag from which on a rank is late."""
+        """Return the lag from which on a rank is late."""
         pressure = median(point.pressure for point in part)
         return max(
             self.min_lag_s + pressure * max(0.0, self.pressed_lag_s - self.min_lag_s),
@@ -172,7 +172,7 @@ class SlowRank:
 
 
 def _step_s(window: Window, since: int) -> float:
-    """Median step time; 0: not known."""
+    """Return the median step time; 0 if unknown."""
     said = [value for step, value in finite(window.values("seconds")) if step >= since]
     return median(said) if said else 0.0
 
@@ -182,19 +182,19 @@ def _span_s(part: Sequence[StepLag], step_s: float) -> float:
 
 
 def _is_steady(lags: Sequence[float], parts: Sequence[float], lag_s: float) -> bool:
-    """About equal at all steps, and no crest of a wave."""
+    """Whether the lag is about equal at all steps, and no crest of a wave."""
     low_s, _, high_s = quantiles(lags, n=4)
     return high_s - low_s <= STEADY * lag_s and max(parts) - min(parts) <= LEVEL * lag_s
 
 
 def _candidates(arrivals: Sequence[StepArrivals]) -> list[int]:
-    """Ranks that are among the latest in half of the steps."""
+    """Return the ranks that are among the latest in half of the steps."""
     seen = Counter(arrival.rank for one in arrivals for arrival in one.latest if arrival.lag_s > 0)
     return sorted(rank for rank, times in seen.items() if 2 * times >= len(arrivals))
 
 
 def _began(points: Sequence[StepLag], limit_s: float, width: int) -> int:
-    """Since when nine of ten steps were late, up to the end of the stretch that proves it."""
+    """Return the index since which nine of ten steps were late, up to the end of the stretch that proves it."""
     first, num_below = len(points) - width, 0
     for place in range(len(points) - 1, -1, -1):
         if points[place].excess_s >= limit_s:
@@ -224,7 +224,7 @@ def _finding(
         severity="info" if has_other_work else "warning",
         first_step=min(late.first_step for late in lates),
         detected_step=worst.points[-1].step,
-        # Who has more to do is not accused.
+        # A rank that has more to do is not blamed.
         ranks=() if has_other_work else ranks,
         summary=_summary(ranks, worst, lost_s, step_s, is_comparable=not has_other_work),
         facts={

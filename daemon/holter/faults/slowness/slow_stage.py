@@ -28,47 +28,47 @@ from holter.records import Evidence, Finding, StageTimes
 
 
 class StageReport(NamedTuple):
-    """What one stage told of some steps, and the last of them."""
+    """The times of one stage in some steps, and the last of these steps."""
 
     step: int
     times: StageTimes
 
     @property
     def passes(self) -> dict[tuple[str, int], float]:
-        """Pass and micro-batch -> seconds."""
+        """Seconds of each (pass, micro-batch)."""
         both = ("forward", self.times.forward_s), ("backward", self.times.backward_s)
         return {(which, number): took for which, every in both for number, took in enumerate(every)}
 
     @property
     def work_s(self) -> float:
-        """Of a whole step."""
+        """Seconds of a whole step."""
         return sum(self.passes.values())
 
 
 @dataclass(frozen=True)
 class SlowStage:
-    """Judges the stages' own times against what they were."""
+    """Compares the stages' own times with their earlier ones."""
 
     name: ClassVar[str] = "slow_stage"
 
     ratio: float = threshold(2.0, above=1)
-    """Times what it took before."""
+    """How many times the earlier time it must take."""
     others_ratio: float = threshold(1.4, above=1)
-    """Times what they took before, up to which the other stages are as they were."""
+    """How many times their earlier time the other stages may take and still count as unchanged."""
     min_excess_s: float = threshold(0.025, at_least=0)
     min_share_of_step: float = threshold(0.1, at_least=0)
     min_before: int = threshold(2, at_least=1)
-    """Reports from before: of eight steps each."""
+    """Number of earlier reports, of eight steps each."""
     min_after: int = threshold(3, at_least=1)
     min_span_s: float = threshold(5.0, at_least=0)
     one_micro_batch: float = 0.7
-    """Share of the excess from which on it is one micro-batch's."""
+    """Share of the excess from which on a single micro-batch is responsible."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the stage with the largest excess, if it is late now."""
+        """Yield at most one finding: the stage with the largest excess, if it is late now."""
         told: dict[int, list[StageReport]] = {}
         for note, times in window.notes_of(StageTimes):
             told.setdefault(note.rank, []).append(StageReport(note.step, times))
@@ -81,7 +81,7 @@ class SlowStage:
             yield self._finding(rank, told[rank], late[rank], step_s)
 
     def _since(self, reports: Sequence[StageReport], step_s: float) -> int | None:
-        """From which report on a stage has been slow without a break, up to the newest; None: it is not, or that is not sure yet."""
+        """Return the index of the report since which a stage has been slow without a break until now; None if it is not, or not surely yet."""
         for since in range(self.min_before, len(reports) - self.min_after + 1):
             before_s = median(one.work_s for one in reports[:since])
             later = [one.work_s for one in reports[since:]]
@@ -140,7 +140,7 @@ class SlowStage:
 
 
 def _is_unfrozen(window: Window, reports: Sequence[StageReport], since: int) -> bool:
-    """Whether stages got more to do then: layers that are trained have a backward pass, and so has what lies behind them."""
+    """Whether stages got more to do then: trained layers have a backward pass, and so do the layers behind them."""
     begin = reports[since - 1].step - reports[since - 1].times.num_steps
     near = range(begin, reports[since].step + 1)
     return any(
@@ -150,7 +150,7 @@ def _is_unfrozen(window: Window, reports: Sequence[StageReport], since: int) -> 
 
 
 def _excess(before: Sequence[StageReport], later: Sequence[StageReport]) -> dict[tuple[str, int], float]:
-    """Of each pass of each micro-batch, what it takes more than before."""
+    """Return how much longer than before each pass of each micro-batch takes."""
     names = later[-1].passes
     then = {name: median([one.passes[name] for one in before if name in one.passes] or [0.0]) for name in names}
     now = {name: median(one.passes.get(name, 0.0) for one in later) for name in names}
