@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holter import files
-from holter.files import encoded, read_json, read_plain
+from holter.files import encoded, read_json, read_plain, write_whole
 from holter.halting import halt_record
 from holter.records import Attached, Observation
 
@@ -56,3 +56,12 @@ def test_what_is_no_text_is_written_all_the_same() -> None:
         observation, body=msgspec.structs.replace(attached, host="a", command=[], versions={})
     )
     assert msgspec.msgpack.encode(ordinary) == encoded(ordinary, msgspec.msgpack.encode)
+
+
+def test_a_link_in_the_place_of_what_is_written_beside_is_not_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / f".run.json.{os.getpid()}").symlink_to(precious)
+    write_whole(tmp_path / "run.json", b"{}")
+    assert ("mine", b"{}") == (precious.read_text(), (tmp_path / "run.json").read_bytes())
+    assert not (tmp_path / "run.json").is_symlink()

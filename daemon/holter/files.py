@@ -74,7 +74,10 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: 
         path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        # A link that somebody laid there, for the name can be guessed, is not written through.
+        if beside.is_symlink():
+            beside.unlink()
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()

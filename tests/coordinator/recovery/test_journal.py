@@ -159,3 +159,14 @@ def test_what_lies_among_its_files_and_is_none_of_them_is_passed_over(odd: str, 
     assert journal.written_ns(tmp_path) > 0
     write(tmp_path, said[-1:])
     assert said == list(journal.read(tmp_path))
+
+
+def test_a_link_in_the_place_of_a_segment_is_not_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    (folder / "0001.msgpack").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"):
+        journal._append(folder / "0001.msgpack", [b"x"])
+    assert "mine" == precious.read_text()
