@@ -39,13 +39,13 @@ class BatchLengths:
     name: ClassVar[str] = "batch_lengths"
 
     min_difference: int = threshold(1, at_least=1)
-    """By so many batches the longest must differ from the shortest: one is enough to hang a job."""
+    """Number of batches by which the longest must differ from the shortest; one is enough to hang a job."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first uneven pass."""
+        """Yield at most one finding: the first uneven pass."""
         if not _must_keep_pace(window):
             return
         known = passes(window)
@@ -66,7 +66,7 @@ class BatchLengths:
 
 
 def _must_keep_pace(window: Window) -> bool:
-    """Whether ranks meet in reductions at every step: replicas of one model, or shards of it."""
+    """Whether ranks meet in reductions at every step, because they are replicas or shards of one model."""
     return window.world_size > 1 and any(
         entry.optimizer >= 0 and (entry.is_replicated or entry.is_sharded)
         for census in distinct_censuses(window, None)
@@ -75,7 +75,7 @@ def _must_keep_pace(window: Window) -> bool:
 
 
 def _is_restarted(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
-    """Whether a rank that ran out took its loader up again, and everyone went on stepping."""
+    """Whether a rank that ran out of data started its loader again, and all ranks continued stepping."""
     shortest = min(one.begin.num_batches for one in group)
     out = {one.rank for one in group if one.begin.num_batches == shortest}
     last = max((view.step for view in window.steps if not view.missing), default=-1)

@@ -33,25 +33,25 @@ from holter.records import Evidence, Finding
 
 OddKind = Literal["constant", "odd_constant", "range", "scale", "odd_scale"]
 Check = tuple[int, dict[str, Spread]]
-"""Step, and what was measured of one tensor of the batch there."""
+"""(step, what was measured of one tensor of the batch at that step)"""
 Spreads = Sequence[tuple[int, Spread]]
-"""One number of it over the steps."""
+"""One number of one tensor over the steps."""
 
 EXEMPT = re.compile(
     r"mask|pos|segment|token_type|len|index|idx|weight|pad|time|step|sigma|scale|task|domain|size|shape|num|bias|^id$"
 )
-"""Tensors that may be constant, or of any magnitude, by their names."""
+"""Names of tensors that may be constant, or of any magnitude."""
 LABELS = re.compile(r"label|target|class")
 IGNORED = (-1.0, -100.0)
 """Labels that losses are told to ignore."""
 MAX_CHECKS = 128
 MAX_STEPS = 1024
-"""How far back checks are looked for."""
+"""Number of newest steps in which checks are looked for."""
 
 
 @dataclass(frozen=True)
 class OddTensor:
-    """One tensor of the batch that is not what it was, or not what the other ranks have."""
+    """One tensor of the batch that differs from its own past, or from the other ranks'."""
 
     kind: OddKind
     leaf: str
@@ -59,32 +59,32 @@ class OddTensor:
     ranks: tuple[int, ...]
     text: str
     number: str
-    """What a plot should show."""
+    """Name of the number that a plot should show."""
     is_culprit_known: bool = True
 
 
 @dataclass(frozen=True)
 class BatchValues:
-    """Judges the values of batches against their own history and against the other ranks'."""
+    """Compares the values of batches with their own history and with the other ranks'."""
 
     name: ClassVar[str] = "batch_values"
 
     factor: float = threshold(50.0, above=1)
-    """So many times its history's extreme, or its peers', an input is off its scale."""
+    """An input this many times above its history's or its peers' extreme is off its scale."""
     range_factor: float = 10.0
-    """So many times the largest ever seen, a whole number is out of range."""
+    """A whole number this many times above the largest ever seen is out of range."""
     chance: float = 1e-3
-    """How likely healthy data may look like this, by counting alone."""
+    """Probability at most that healthy data looks like this, by counting alone."""
     min_run: int = 3
-    """Checks in a row that must show it; five for a tensor that turns constant, and as many before, or two if its peers' go on varying."""
+    """Checks in a row that must show it; a tensor that turns constant needs five, and five before, or two if its peers' still vary."""
     min_peers: int = 8
-    """Checks in a row that must show it from the start on one rank alone."""
+    """Checks in a row that must show it on one rank alone, if it shows from the start."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the odd tensor that was seen first, and the other tensors of the same rank since the same step."""
+        """Yield at most one finding: the first odd tensor, and the same rank's other odd tensors since the same step."""
         odd_tensors = [
             tensor
             for leaf, checks in _checks(window).items()
@@ -97,7 +97,7 @@ class BatchValues:
             yield _finding(window, first, alike)
 
     def _is_little_data(self, window: Window, rank: int) -> bool:
-        """Whether this rank is fed the same few batches over and over: each is one piece of evidence, however often it comes."""
+        """Whether this rank is fed the same few batches over and over; each is only one piece of evidence, however often it comes."""
         signatures = {s for view in window.steps for s, ranks in view.batches.items() if rank in ranks}
         return 0 < len(signatures) < self.min_peers
 
@@ -155,7 +155,7 @@ class BatchValues:
         yield self._drop(leaf, points)
 
     def _jump(self, leaf: str, points: Spreads, stat: str, factor: float, kind: OddKind) -> OddTensor | None:
-        """Beyond `factor` times the largest of all earlier checks, since some step."""
+        """Find values that have all been above `factor` times the largest of all earlier checks since some step."""
         run, before = _jumped(points, lambda top: factor * max(top, 0.0))
         if not before or not run:
             return None
@@ -167,7 +167,7 @@ class BatchValues:
         return OddTensor(kind, leaf, run[0][0], ranks, text, f"batch.{leaf}.{stat}")
 
     def _drop(self, leaf: str, points: Spreads) -> OddTensor | None:
-        """Under a fiftieth of the smallest of all earlier checks, since some step."""
+        """Find magnitudes that have all been below 1/`factor` of the smallest of all earlier checks since some step."""
         turned = [(step, _turned(point)) for step, point in points]
         run, before = _jumped(turned, lambda top: top / self.factor)
         if not self._is_proof(run, before):
@@ -188,11 +188,11 @@ class BatchValues:
         return OddTensor("odd_scale", leaf, points[0][0], newest, text, f"batch.{leaf}.absmax", len(newest) == 1)
 
     def _is_proof(self, run: Sequence[object], before: Sequence[object]) -> bool:
-        """By counting alone: of n + r values without any trend, the last r are the largest with this chance."""
+        """Whether chance is excluded: of n + r values without a trend, the last r are the largest with this probability."""
         return len(run) >= self.min_run and math.comb(len(run) + len(before), len(run)) >= 1 / self.chance
 
     def _is_proof_beside_peers(self, run: Spreads, before: Spreads, limit: float) -> bool:
-        """The same, where one rank alone passed the limit each time: all that it and its peers had else is counted against it."""
+        """Judge the same if one rank alone passed the limit each time: all other values of it and its peers count against it."""
         if not all(_is_alone_above(point, limit) and point.high_rank == run[0][1].high_rank for _, point in run):
             return False
         num_else = sum(point.num for _, point in before) + sum(point.num - 1 for _, point in run)
@@ -200,7 +200,7 @@ class BatchValues:
 
 
 def _checks(window: Window) -> dict[str, list[Check]]:
-    """Tensor of the batch -> its newest checks, the oldest first, all ranks' numbers finite."""
+    """Return the newest checks of each tensor of the batch, oldest first, of steps where all ranks' numbers were finite."""
     series = window.series[-MAX_STEPS:]
     names = set[str]().union(*(entry.numbers for entry in series))
     leaves = sorted(name[len("batch.") : -len(".absmax")] for name in names if re.fullmatch(r"batch\..+\.absmax", name))
@@ -231,7 +231,7 @@ def _is_whole(checks: Sequence[Check]) -> bool:
 
 
 def _is_mask(checks: Sequence[Check]) -> bool:
-    """Only 0 and 1, and now all 1: sequences of full length."""
+    """Whether the tensor holds only 0 and 1, and now only 1: a mask of sequences of full length."""
     return (
         all(found["min"].low >= 0 and found["max"].high <= 1 for _, found in checks) and checks[-1][1]["min"].high == 1
     )
@@ -246,7 +246,7 @@ def _is_alone(point: Spread) -> bool:
 
 
 def _usual_constancy(run: Spreads, before: Spreads, *, is_alone: bool) -> float:
-    """How often a batch is constant by chance; where one rank is alone, its peers' batches count as well."""
+    """Return how often a batch is constant by chance; if one rank is alone, its peers' batches count as well."""
     if not is_alone:
         return (sum(point.high == 1 for _, point in before) + 1) / (len(before) + 2)
     num_else = sum(point.num for _, point in before) + sum(point.num - 1 for _, point in run)
@@ -254,12 +254,12 @@ def _usual_constancy(run: Spreads, before: Spreads, *, is_alone: bool) -> float:
 
 
 def _is_alone_above(point: Spread, limit: float) -> bool:
-    """Whether the peers' mean, and so no more than a negligible part of them, can be above this limit."""
+    """Whether the peers' mean, and so all but a negligible part of their values, is below this limit."""
     return point.num > 1 and point.mean * point.num - point.high < limit and point.low >= 0
 
 
 def _run(points: Spreads, holds: Callable[[Spread, Spread], bool]) -> Spreads:
-    """The newest points for all of which it holds."""
+    """Return the newest points in a row for which `holds` is True."""
     for length, (_, point) in enumerate(reversed(points)):
         if not holds(point, points[-1][1]):
             return points[len(points) - length :]
@@ -267,7 +267,7 @@ def _run(points: Spreads, holds: Callable[[Spread, Spread], bool]) -> Spreads:
 
 
 def _jumped(points: Spreads, limit: Callable[[float], float]) -> tuple[Spreads, Spreads]:
-    """The newest points, all above a limit made from the largest of all points before them; empty if there is no such cut."""
+    """Split the points where all later ones are above a limit made from the largest earlier one; the first part is empty if there is no such place."""
     highs = [point.high for _, point in points]
     tops = list(accumulate(highs, max))
     floors = list(accumulate(reversed(highs), min))[::-1]
@@ -278,12 +278,12 @@ def _jumped(points: Spreads, limit: Callable[[float], float]) -> tuple[Spreads, 
 
 
 def _turned(point: Spread) -> Spread:
-    """Upside down, so that a drop is a jump."""
+    """Turn the numbers upside down, so that a drop becomes a jump."""
     return Spread(-point.mean, -point.high, -point.low, point.high_rank, point.low_rank, point.num, point.num_nonfinite)
 
 
 def _odd_rank(point: Spread, factor: float) -> tuple[int, ...]:
-    """Who differs from all peers by this factor: one rank, or both of two that nothing tells apart; empty: nobody."""
+    """Return the rank that differs from all peers by this factor, both of two that cannot be told apart, or none."""
     if point.num < 2 or point.low <= 0 or point.high <= factor * point.low:  # noqa: PLR2004 - a comparison needs two
         return ()
     if point.num == 2:  # noqa: PLR2004 - no majority: what is normalised lies between 0.01 and 100
@@ -298,7 +298,7 @@ def _odd_rank(point: Spread, factor: float) -> tuple[int, ...]:
 
 
 def _ranks(run: Spreads, end: Literal["low_rank", "high_rank"], *, is_all: bool) -> tuple[int, ...]:
-    """Whom it is laid to; -1 stands for all ranks."""
+    """Return the ranks that are responsible; (-1,) stands for all ranks."""
     return (-1,) if is_all else tuple(sorted({getattr(point, end) for _, point in run}))
 
 

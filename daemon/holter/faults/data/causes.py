@@ -319,14 +319,14 @@ FAMILY = Family(
     brings_about=(
         # Replicated layers get gradients of different batches.
         Consequence("parallel_inputs", ("replica_divergence", "loss_trend"), ("curves",), whenever=True),
-        # Ranks that run out of data are waited for until somebody gives up.
+        # Ranks that run out of data are waited for until a peer gives up.
         Consequence("batch_lengths", ("collective_mismatch",)),
         Consequence("batch_lengths", ("stalled_rank",), unless_follower_is=NOT_BY_A_SCRIPT),
         Consequence("batch_lengths", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("data_coverage", ("duplicate_batches", "overfitting", "loss_trend"), whenever=True),
         Consequence("duplicate_batches", ("overfitting", "loss_trend"), whenever=True),
         Consequence("epoch_order", ("overfitting", "loss_trend")),
-        # What is off its scale or its range is another's to name, and the better explanation.
+        # Values off their scale or range are found by batch_values, which explains them better.
         Consequence("batch_values", ("input_shift",), whenever=True),
         Consequence("input_shift", (), ("curves",)),
         Consequence("batch_values", ("nonfinite_values",), ("curves",), unless_follower_is=("nonfinite_input",)),

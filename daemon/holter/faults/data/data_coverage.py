@@ -36,15 +36,15 @@ class DataCoverage:
     name: ClassVar[str] = "data_coverage"
 
     covered: float = threshold(0.75, above=0, below=1)
-    """Below this share of the data set the ranks' samples are clearly too few; cut twice, it is a half at most."""
+    """Below this share of the data set, the ranks' samples are clearly too few; data that is sharded twice has at most a half."""
     enough_ranks: int = 8
-    """So many ranks' loaders, or all, must be known; the others are taken to be like them."""
+    """Number of ranks, or all, whose loaders must be known; the others are assumed to be like them."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding; what was counted at an end is better than what a beginning promises."""
+        """Yield at most one finding; a pass counted at its end is better evidence than the length announced at its beginning."""
         by_pass: dict[tuple[int, int], list[LoaderPass]] = {}
         for one in trained(passes(window)):
             by_pass.setdefault((one.begin.loader, one.begin.epoch), []).append(one)
@@ -69,32 +69,32 @@ class DataCoverage:
 
 
 def _is_cut_by_hand(window: Window, feeds: Sequence[Feed]) -> bool:
-    """Whether each rank holds a part of its own, and a sampler cuts that for all ranks again."""
+    """Whether each rank has cut out a part of its own, and a sampler cuts that for all ranks again."""
     contents = {feed.content for feed in feeds}
     if 0 in contents or len(contents) < len(feeds) or len(feeds) < 2:  # noqa: PLR2004 - nobody to differ from
         return False
     if any(feed.num_shards != window.world_size or feed.dataset_size <= 0 for feed in feeds):
         return False
-    # Subsets that are drawn at random on each rank overlap: together they are more than what they are taken from.
+    # Subsets drawn at random on each rank overlap: together they are more than the set they are taken from.
     whole, size = feeds[0].whole_size, sum(feed.dataset_size for feed in feeds) / len(feeds) * window.world_size
     return whole <= 0 or size <= 1.05 * whole
 
 
 def _size(window: Window, feeds: Sequence[Feed]) -> int:
-    """Of the data set, the ranks' own parts taken together."""
+    """Return the size of the data set; the sum of the ranks' parts if each has cut out its own."""
     if not _is_cut_by_hand(window, feeds):
         return feeds[0].dataset_size
     return round(sum(feed.dataset_size for feed in feeds) / len(feeds) * window.world_size)
 
 
 def _shards(window: Window, feeds: Sequence[Feed]) -> int:
-    """Into how many parts it is cut."""
+    """Return the number of parts into which it is cut."""
     shards = min(feed.num_shards for feed in feeds)
     return shards * window.world_size if _is_cut_by_hand(window, feeds) else shards
 
 
 def _samples(feed: Feed) -> int | None:
-    """Samples of a whole pass: counted at its end, promised at its beginning; None where neither is known."""
+    """Return the samples of a whole pass, counted at its end or announced at its beginning; None if neither is known."""
     is_whole = feed.is_end and 0 < feed.num_batches <= feed.num_taken
     if is_whole and feed.num_samples > 0:
         return feed.num_samples

@@ -39,17 +39,17 @@ class DuplicateBatches:
     name: ClassVar[str] = "duplicate_batches"
 
     min_steps: int = threshold(4, at_least=2)  # Once is a coincidence.
-    """At so many steps in a row, as far as signatures were taken, the same ranks must have shared their batch."""
+    """Number of steps in a row, of those with signatures, at which the same ranks must have shared their batch."""
     min_signatures: int = 3
-    """So many different batches there must have been among those steps."""
+    """Number of different batches that there must have been among those steps."""
     max_steps: int = 1024
-    """How far back to look for the beginning."""
+    """Number of newest steps in which the beginning is looked for."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: all groups of ranks that share their batches."""
+        """Yield at most one finding: all groups of ranks that share their batches."""
         views = _comparable(window, self.max_steps)
         if len(views) < self.min_steps or not _shared(views[-1]) or not is_replicated_everywhere(window):
             return
@@ -58,7 +58,7 @@ class DuplicateBatches:
             yield _finding(window, groups, run)
 
     def _alike(self, views: Sequence[StepView]) -> tuple[list[tuple[int, ...]], list[StepView]]:
-        """Groups of ranks that shared their batch at each of the newest steps, and those steps, the oldest first."""
+        """Return groups of ranks that shared their batch at each of the newest steps, and those steps, oldest first."""
         run = list(views[-self.min_steps :])
         groups = _shared(run[-1])
         for view in run[:-1]:
@@ -73,7 +73,7 @@ class DuplicateBatches:
 
 
 def _comparable(window: Window, max_steps: int) -> list[StepView]:
-    """The newest steps at which all ranks that ever have one have a signature; the oldest first."""
+    """Return the newest steps at which all ranks that ever have a signature have one, oldest first."""
     newest = list(islice((view for view in reversed(window.steps) if view.batches and not view.missing), max_steps))
     sizes = [sum(map(len, view.batches.values())) for view in newest]
     most = max(sizes, default=0)
@@ -85,7 +85,7 @@ def _shared(view: StepView) -> list[tuple[int, ...]]:
 
 
 def _refined(groups: Sequence[tuple[int, ...]], view: StepView) -> list[tuple[int, ...]]:
-    """What is left of the groups when those are parted whose batches differ at this step."""
+    """Return what remains of the groups after ranks whose batches differ at this step are separated."""
     signature_of = {rank: signature for signature, ranks in view.batches.items() for rank in ranks}
     left: list[tuple[int, ...]] = []
     for group in groups:
@@ -126,7 +126,7 @@ def _finding(window: Window, groups: Sequence[tuple[int, ...]], run: Sequence[St
 
 
 def _shards(window: Window) -> dict[int, int]:
-    """Rank -> into how many parts the loader that it trains on cuts the data."""
+    """Return the number of parts into which each rank's training loader cuts the data."""
     return {one.rank: one.begin.num_shards for one in trained(passes(window))}
 
 

@@ -31,7 +31,7 @@ from holter.records import Evidence, Finding
 
 MAX_SHOWN = 4
 NEWEST = 256
-"""Steps among which the newest two with a look at the batch are."""
+"""Number of newest steps that must contain the last two looks at the batch."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class EpochOrder:
     name: ClassVar[str] = "epoch_order"
 
     min_batches: int = threshold(4, at_least=2)  # One batch has no order.
-    """A pass of fewer batches has hardly an order."""
+    """A pass of fewer batches has hardly any order."""
     min_samples: int = 10
-    """A pass of fewer samples repeats by chance; 10 have 3.6 million orders."""
+    """A pass of fewer samples may repeat by chance; 10 have 3.6 million orders."""
     min_same: int = threshold(16, at_least=3)
-    """Steps in a row with one batch."""
+    """Steps in a row with the same batch."""
     min_others: int = 8
-    """Different batches before."""
+    """Number of different batches that came before."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first loader that repeats itself, with all the ranks that show it."""
+        """Yield at most one finding: the first loader that repeats itself, with all ranks that show it."""
         if _is_one_batch(window):
             return
         stuck = {rank: steps for rank in _of_same_batch(window) if (steps := self._stuck(window, rank))}
@@ -71,7 +71,7 @@ class EpochOrder:
                 return
 
     def _stuck(self, window: Window, rank: int) -> list[int]:
-        """The newest steps at which this rank had one batch, if there were others before."""
+        """Return the newest steps at which this rank had the same batch, if it had others before."""
         had = [
             (view.step, signature)
             for view in window.steps
@@ -84,12 +84,15 @@ class EpochOrder:
         return run if len(run) >= self.min_same and has_others else []
 
     def _stuck_inputs(self, window: Window) -> dict[int, list[int]]:
-        """The newest steps at which the models of all ranks, or of one, were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
+        """Return the newest steps at which the models of all ranks, or of one, were given the same tensor, by mean and spread.
+
+        The loader itself may still be giving other batches.
+        """
         told = (known for entry in reversed(window.series[-NEWEST:]) if (known := _inputs(entry)))
         last, before_last = [*itertools.islice(told, 2), {}, {}][:2]
         both = [name for name in last if name in before_last]
-        # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are. Positions and masks of sequences
-        # that are all full are the same at each step, beside others that are not.
+        # Older steps are read only if the newest two are equal, which in a sound run they are not. Positions and masks of full
+        # sequences are the same at each step, but beside other tensors that are not.
         if both and all(last[name] == before_last[name] for name in both):
             runs = (self._same(window, name, None) for name in both if last[name][1].low > 0)
             return dict.fromkeys(sorted(window.attached), run) if (run := next(filter(None, runs), [])) else {}
@@ -102,7 +105,7 @@ class EpochOrder:
         return found
 
     def _same(self, window: Window, name: str, rank: int | None) -> list[int]:
-        """The newest steps at which this input was the same on this rank, on all if None, if it was others before."""
+        """Return the newest steps at which this input was the same on this rank (None: on all), if it was different before."""
         spreads = dict(window.values(f"{name}.spread"))
         both = [(step, (mean, spreads[step])) for step, mean in window.values(f"{name}.mean") if step in spreads]
         told: list[tuple[int, object]] = [(step, one if rank is None else _own(one, rank)) for step, one in both]
@@ -125,7 +128,7 @@ class EpochOrder:
 
 
 def _inputs(entry: StepNumbers) -> dict[str, tuple[Spread, Spread]]:
-    """Mean and spread of every tensor that models were given and that varies within itself, on some rank."""
+    """Return mean and spread of every tensor that models were given and that varies within itself on some rank."""
     found = {}
     for name, spread in entry.numbers.items():
         leaf = name.removesuffix(".spread")
@@ -135,7 +138,7 @@ def _inputs(entry: StepNumbers) -> dict[str, tuple[Spread, Spread]]:
 
 
 def _own(pair: tuple[Spread, Spread], rank: int) -> tuple[float, ...] | None:
-    """What one rank had of each, where it is the lowest or the highest, as one of two always is; None: not known, or it does not vary within itself."""
+    """Return one rank's own mean and spread, known if it is the lowest or the highest; None if unknown or without variation."""
     own = [
         one.low if rank == one.low_rank or one.low == one.high else one.high if rank == one.high_rank else None
         for one in pair
@@ -144,7 +147,7 @@ def _own(pair: tuple[Spread, Spread], rank: int) -> tuple[float, ...] | None:
 
 
 def _of_same_batch(window: Window) -> list[int]:
-    """Ranks whose newest two batches are one."""
+    """Return the ranks whose newest two batches are the same."""
     views = [view for view in window.steps[-3:] if view.batches][-2:]
     if len(views) < 2:  # noqa: PLR2004 - a pair
         return []
@@ -178,9 +181,9 @@ def _stuck_finding(stuck: dict[int, list[int]]) -> Finding:
 
 
 def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:
-    """The newest passes that follow each other and are alike, the oldest first; nothing if there are not two.
+    """Return the newest passes that follow each other and are alike, oldest first; empty if there are not two.
 
-    Of the passes between the first and the newest nothing is kept: where those are alike, so were these.
+    Passes between the first and the newest are not kept, but if those two are alike, so were these.
     """
     ordered = sorted(of_rank, key=lambda one: one.begin.epoch)
     run = ordered[-1:]
@@ -192,7 +195,7 @@ def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:
 
 
 def _is_one_batch(window: Window) -> bool:
-    """Whether the batches are all alike, as far as their signatures were seen."""
+    """Whether all batches are the same, as far as their signatures are known."""
     views = [view for view in window.steps if view.batches]
     return len(views) > 1 and all(
         len(view.batches) == 1 and view.batches.keys() == views[0].batches.keys() for view in views

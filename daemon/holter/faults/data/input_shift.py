@@ -42,35 +42,35 @@ class _Shift:
     stat: str
     step: int
     rank: int | None
-    """None: all ranks."""
+    """None if it is on all ranks."""
     before: float
     after: float
     times: float
-    """Of the usual fluctuation."""
+    """How many times the usual fluctuation it shifted."""
     num_before: int
     num_after: int
 
 
 @dataclass(frozen=True)
 class InputShift:
-    """Judges statistics of batches against the run's own."""
+    """Compares statistics of batches with the run's own past."""
 
     name: ClassVar[str] = "input_shift"
 
     fluctuations: float = threshold(8.0, above=3)
-    """So many times its usual fluctuation a number must be away."""
+    """How many times its usual fluctuation a number must be away."""
     min_change: float = threshold(0.2, above=0)
-    """And by this share of its size, or, a mean, of the spread of the elements."""
+    """Share of its size by which it must also be away; for a mean, share of the elements' spread."""
     min_before: int = threshold(12, at_least=8)
-    """Checks before."""
+    """Number of checks before."""
     min_run: int = threshold(6, at_least=4)
-    """Checks in a row since."""
+    """Number of checks in a row since."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the shift that began first."""
+        """Yield at most one finding: the shift that began first."""
         shifts = [shift for leaf in _leaves(window) for shift in self._of_leaf(window, leaf)]
         if shifts:
             first = min(shifts, key=lambda one: (one.step, one.rank is None, -one.times))
@@ -94,7 +94,7 @@ class InputShift:
                 yield _shift((leaf, stat), points, cut, past, is_up=is_up)
 
     def _shifted(self, points: Points, size: float) -> tuple[int, bool, "_Past"] | None:
-        """Where the newest points begin that all lie far on one side of all before; seen first against the oldest, then against all."""
+        """Return where the newest points begin that all lie far on one side of all earlier ones: compared first with the oldest, then with all."""
         for is_up in (True, False):
             past = _Past.of(points[: self.min_before])
             cut = len(points)
@@ -109,7 +109,7 @@ class InputShift:
         return None
 
     def _is_beyond(self, one: Spread, past: "_Past", size: float, *, is_up: bool) -> bool:
-        """Whether some rank is: one shift may be one rank's."""
+        """Whether some rank's number is beyond; a shift may be one rank's alone."""
         least = max(self.fluctuations * past.usual, self.min_change * (size or abs(past.middle)))
         away = one.high - past.middle if is_up else past.middle - one.low
         return least > 0 and away > least
@@ -121,7 +121,7 @@ class _Past:
 
     middle: float
     usual: float
-    """Its fluctuation."""
+    """Its usual fluctuation."""
     is_steady: bool
 
     @classmethod
@@ -132,7 +132,7 @@ class _Past:
 
 
 def _shift(number: tuple[str, str], points: Points, cut: int, past: _Past, *, is_up: bool) -> _Shift:
-    """One rank's, if the others stayed where all had been."""
+    """Describe the shift, as one rank's if the others stayed where all had been."""
     (leaf, stat), after = number, points[cut:]
     far = [one.high if is_up else one.low for _, one in after]
     near = [one.low if is_up else one.high for _, one in after]
@@ -153,7 +153,7 @@ def _shift(number: tuple[str, str], points: Points, cut: int, past: _Past, *, is
 
 
 def _fluctuation(values: Sequence[float]) -> float:
-    """A robust standard deviation, and no less than a sixth of the whole range: rare values are usual too."""
+    """Return a robust standard deviation, at least a sixth of the whole range, because rare values are usual too."""
     middle = median(values)
     spread = 1.4826 * median(abs(value - middle) for value in values)
     return max(spread, (max(values) - min(values)) / 6)

@@ -31,32 +31,32 @@ from holter.records import Evidence, Finding, Labels
 
 SHOWN = 6
 NUM_STRETCHES = 1
-"""Newest reports of a rank that are looked at together."""
+"""Number of newest reports of a rank that are taken together."""
 MIXED = 0.8
-"""Share of the commonest class, below which a rank's labels are mixed."""
+"""Share of the commonest class below which a rank's labels are mixed."""
 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Judges the classes that losses are given."""
+    """Judges the classes of the labels that losses are given."""
 
     name: ClassVar[str] = "label_counts"
 
     max_share: float = threshold(0.95, above=0.5)
-    """Of all labels that one class may have."""
+    """Share of all labels above which one class has nearly all."""
     min_stretches: int = threshold(3, at_least=2)  # Sorted data shows two classes where one ends.
-    """Stretches of the run in which the commonest class must have that share, and another must occur."""
+    """Number of stretches of the run in which the commonest class must have that share while another occurs."""
     min_labels: int = 256
     min_rare: int = 4
-    """Labels of other classes."""
+    """Number of labels of other classes that there must be."""
     min_one: int = threshold(64, at_least=8)
-    """Labels of one rank that are all one class."""
+    """Number of labels of one rank that are all of one class."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         stretches: dict[int, Counter[int]] = {}
         told: list[Labels] = []
         for note, labels in window.notes_of(Labels):
@@ -78,7 +78,7 @@ class LabelCounts:
             yield _finding(window, counts, told, max(stretches))
 
     def _alone(self, window: Window) -> Finding | None:
-        """One rank with one label in its newest stretch, while in theirs the others have several."""
+        """Find ranks whose newest labels are all of one class, while those of the others are of several."""
         newest: dict[int, list[tuple[int, Labels]]] = {}
         for note, labels in window.notes_of(Labels):
             newest.setdefault(note.rank, []).append((note.step, labels))

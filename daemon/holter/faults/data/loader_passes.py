@@ -1,6 +1,6 @@
-"""Passes over data loaders, put together from what the ranks said at their beginnings and ends; and who must be fed differently.
+"""Passes over data loaders, put together from what the ranks reported at their beginnings and ends; and who must be fed differently.
 
-A loader is known by its number in a process. One pass that was trained on makes it a loader of the training.
+A loader is identified by its number in a process. If one of its passes was trained on, it is a loader of the training.
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ class LoaderPass:
 
     @property
     def latest(self) -> Feed:
-        """What was said of it last."""
+        """The last report about it."""
         return self.end or self.begin
 
 
 def passes(window: Window) -> list[LoaderPass]:
-    """In order of beginning. An end whose beginning was forgotten counts as both."""
+    """Return the passes in the order in which they began; an end without a known beginning counts as both."""
     found: dict[tuple[int, int, int], LoaderPass] = {}
     for note, feed in window.notes_of(Feed):
         key = (note.rank, feed.loader, feed.epoch)
@@ -42,16 +42,16 @@ def passes(window: Window) -> list[LoaderPass]:
 
 
 def trained(known: Iterable[LoaderPass]) -> list[LoaderPass]:
-    """The passes over loaders that feed the training."""
+    """Return the passes over loaders that feed the training."""
     known = list(known)
     feeding = {(one.rank, one.latest.loader) for one in known if one.latest.is_training}
     return [one for one in known if (one.rank, one.begin.loader) in feeding]
 
 
 def is_replicated_everywhere(window: Window) -> bool:
-    """Whether all that is trained is replicated over all ranks, so that each must be fed with data of its own.
+    """Whether everything trained is replicated over all ranks, so that each must be fed its own data.
 
-    One trained tensor that is not, and the ranks may share a model: then they read the same batches on purpose.
+    If one trained tensor is not, the ranks may share a model, and then they read the same batches on purpose.
     """
     known = distinct_censuses(window, None)
     return window.world_size > 1 and bool(known) and all(_is_replicated(census, window.world_size) for census in known)

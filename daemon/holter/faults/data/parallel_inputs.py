@@ -31,18 +31,18 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class ParallelInputs:
-    """Judges the batches of ranks that must be fed alike."""
+    """Compares the batches of ranks that must be fed the same."""
 
     name: ClassVar[str] = "parallel_inputs"
 
     min_steps: int = threshold(3, at_least=2)  # Once is a coincidence of clocks or a skipped batch.
-    """At so many steps in a row the ranks of a group must have had different batches."""
+    """Number of steps in a row at which the ranks of a group must have had different batches."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         census = next(iter(window.models.census.values()), None)
         axes = [axis for axis in census.axes if axis.kind == "tensor" and axis.size > 1] if census else []
         if not axes:
@@ -58,7 +58,7 @@ class ParallelInputs:
 
 
 def _parted(view: StepView, axes: list[MeshAxis]) -> list[tuple[int, ...]]:
-    """Groups in which every rank has a batch with a signature, and not all the same one."""
+    """Return the groups in which every rank's batch has a signature, and not all have the same one."""
     signature_of = {rank: signature for signature, ranks in view.batches.items() for rank in ranks}
     groups: dict[int, list[int]] = {}
     for rank in sorted(signature_of):
@@ -72,14 +72,14 @@ def _parted(view: StepView, axes: list[MeshAxis]) -> list[tuple[int, ...]]:
 
 
 def _origin(rank: int, axes: list[MeshAxis]) -> int:
-    """The first rank of its group."""
+    """Return the first rank of this rank's group."""
     for axis in axes:
         rank -= rank // axis.stride % axis.size * axis.stride
     return rank
 
 
 def _odd(view: StepView, group: tuple[int, ...]) -> tuple[int, ...]:
-    """Who is alone in a group most of which agrees; all of them if there is no majority."""
+    """Return the ranks that differ from the majority of their group; all of them if there is no majority."""
     shares: Mapping[int, list[int]] = {
         signature: [rank for rank in ranks if rank in group] for signature, ranks in view.batches.items()
     }

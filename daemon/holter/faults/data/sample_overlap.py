@@ -34,22 +34,22 @@ Told = tuple[Note, Overlap]
 
 @dataclass(frozen=True)
 class SampleOverlap:
-    """Judges what ranks say of samples that they have met twice."""
+    """Judges the ranks' reports of samples that they have met twice."""
 
     name: ClassVar[str] = "sample_overlap"
 
     min_met: int = threshold(3, at_least=1)
-    """Fewer samples than this are duplicates as every data set has them."""
+    """Fewer samples than this are the usual duplicates of any data set."""
     chance_factor: float = threshold(4.0, above=1)
-    """So many times what chance explains must have been met."""
+    """How many times what chance explains must have been met."""
     min_share: float = 0.01
-    """Of the evaluated samples; below, it is information."""
+    """Share of the evaluated samples below which the finding is only information."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the evaluation with the largest share."""
+        """Yield at most one finding: the evaluation with the largest share."""
         newest: dict[tuple[int, int], Told] = {}
         first: dict[int, int] = {}
         for note, overlap in window.notes_of(Overlap):
@@ -65,7 +65,7 @@ class SampleOverlap:
             yield self._finding(told, first[loader])
 
     def _is_beyond_chance(self, overlap: Overlap) -> bool:
-        """Whether samples of one pass are the same far more seldom than those of training and evaluation are."""
+        """Whether equal samples between training and evaluation are far more frequent than within one pass."""
         if overlap.is_distinctive:
             return True
         expected = overlap.num_evaluated * overlap.num_trained * (overlap.num_repeats + 1) / max(overlap.num_pairs, 1)

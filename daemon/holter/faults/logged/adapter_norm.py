@@ -33,20 +33,20 @@ LIMIT = re.compile(r"^max_|_?(limit|max|clamp|clip|cap)$")
 
 @dataclass(frozen=True)
 class AdapterNorm:
-    """Judges a logged norm against its logged limit."""
+    """Compares a logged norm with its logged limit."""
 
     name: ClassVar[str] = "adapter_norm"
 
     share: float = threshold(0.95, above=0, at_most=1)
-    """From this share of its limit on the norm is clamped."""
+    """Share of its limit from which on the norm is clamped."""
     min_logs: int = 8
-    """Logs in a row that must show it."""
+    """Number of logs in a row that must show it."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: all norms that sit at their limits."""
+        """Yield at most one finding: all norms that are at their limits."""
         found = logged(window, lambda name: bool(NORM.search(name)) and not GRADIENT.search(name))
         limits = {
             LIMIT.sub("", plain(name)): points[-1][1] for name, points in found.items() if LIMIT.search(plain(name))

@@ -43,7 +43,7 @@ class CodebookUsage:
     name: ClassVar[str] = "codebook_usage"
 
     min_logs: int = threshold(8, at_least=2)  # A trend needs two.
-    """Logs in a row that must show it."""
+    """Number of logs in a row that must show it."""
     min_usage: float = 0.1
     """A smaller share of used codes is a collapse."""
     min_perplexity: float = 2.0
@@ -51,13 +51,13 @@ class CodebookUsage:
     min_perplexity_share: float = 0.02
     """A perplexity under this share of the codebook's size is a collapse too."""
     recovery: float = 1.2
-    """What grows by this factor from the first half of the logs to the second is recovering."""
+    """A number that grows by this factor from the first half of the logs to the second is recovering."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the codebook that collapsed first."""
+        """Yield at most one finding: the codebook that collapsed first."""
         found = logged(window, lambda name: bool(USAGE.search(name) or PERPLEXITY.search(name) or SIZE.search(name)))
         if not found:
             return
@@ -65,7 +65,7 @@ class CodebookUsage:
         ours = _of_codebooks(found, has_books=bool(books))
         size = _size(found, books)
         collapsed = {name: run for name, points in ours.items() if (run := self._collapsed(name, points, size))}
-        # A small batch can use few codes of a healthy codebook, and then uses them evenly.
+        # A small batch may use few codes of a healthy codebook, but then evenly.
         perplexities = [name for name in ours if PERPLEXITY.search(plain(name))]
         is_uneven = not perplexities or any(name in collapsed for name in perplexities)
         if collapsed and is_uneven and (size is None or size >= MIN_SIZE):
@@ -85,10 +85,10 @@ class CodebookUsage:
 
 
 def _of_codebooks(found: dict[str, list[LoggedPoint]], *, has_books: bool) -> dict[str, list[LoggedPoint]]:
-    """Of all usages and perplexities those of a codebook: by name, or any perplexity where there is known to be one."""
+    """Return the usages and perplexities of a codebook: by name, or any perplexity if the model is known to have a codebook."""
     names = {name: plain(name) for name in found}
     if AMBIGUOUS in names.values():
-        # Told a second time under the codebook's name; it may as well be of a language model for source code.
+        # It is logged a second time under the codebook's name, and may also be a language model's for source code.
         names = {name: bare for name, bare in names.items() if bare != "codebook_perplexity"}
     is_known = has_books or any(CODEBOOK.search(bare) for bare in names.values())
     return {
@@ -99,14 +99,14 @@ def _of_codebooks(found: dict[str, list[LoggedPoint]], *, has_books: bool) -> di
 
 
 def _shares(points: Sequence[LoggedPoint], size: float | None) -> Sequence[LoggedPoint]:
-    """As shares of the codebook: what passes 1 is a count of codes, which only its size makes a share."""
+    """Convert to shares of the codebook: values above 1 are counts of codes, which become shares only if the size is known."""
     if max((value for _, value in points), default=0) <= 1:
         return points
     return [(step, value / size) for step, value in points] if size else ()
 
 
 def _books(window: Window) -> dict[str, int]:
-    """Codebooks of the model: name -> codes."""
+    """Return the numbers of codes of the model's codebooks, by name."""
     return {
         entry.name: entry.shape[-2]
         for census in distinct_censuses(window, None)
@@ -120,7 +120,7 @@ def _books(window: Window) -> dict[str, int]:
 
 
 def _size(found: dict[str, list[LoggedPoint]], books: dict[str, int]) -> float | None:
-    """Codes in the codebook: as it was logged, else the smallest of the model's."""
+    """Return the number of codes in the codebook: as logged, or of the model's smallest one."""
     for name, points in found.items():
         if SIZE.search(plain(name)) and points:
             return points[-1][1]

@@ -32,26 +32,26 @@ DEVIATION, MEAN_DEVIATION = "ratio.first_deviation", "ratio.first_mean_deviation
 
 @dataclass(frozen=True)
 class ImportanceRatio:
-    """Judges ratios where they should be one."""
+    """Judges ratios that should be one."""
 
     name: ClassVar[str] = "importance_ratio"
 
     min_deviation: float = threshold(0.2, above=0)
-    """Largest distance of one ratio from one that precision explains."""
+    """Largest distance of a single ratio from one that precision explains."""
     min_mean: float = threshold(0.05, above=0)
-    """The same of their mean distance."""
+    """The same for their mean distance."""
     min_logs: int = 8
-    """Logs, from the first on, that must all be off."""
+    """Number of logs, from the first on, that must all be off."""
     away: float = threshold(0.4, above=0)
-    """Mean distance beyond what updates from one rollout lead to: a clip holds them at about a fifth."""
+    """Mean distance beyond what updates from one rollout cause: clipping keeps them within about a fifth."""
     away_logs: int = 16
-    """Newest logs that must be as far away."""
+    """Number of newest logs that must be this far away."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding; silent where the run's first step is not remembered."""
+        """Yield at most one finding; none if the run's first step is not remembered."""
         largest = dict(finite(window.values(DEVIATION)))
         points = [(step, mean, largest.get(step, mean)) for step, mean in finite(window.values(MEAN_DEVIATION))]
         if not points or points[0][0] > 1 or len(points) < self.min_logs:
@@ -65,19 +65,19 @@ class ImportanceRatio:
             yield self._finding(window, points, what, first_step=since, is_off_at_first=False)
 
     def _is_off_throughout(self, points: Sequence[tuple[int, float, float]]) -> bool:
-        """Every log is off; of the mean, which wanders, half of it is enough at single ones."""
+        """Whether every log is off; for the mean, which fluctuates, half of the limit is enough at single logs."""
         if min(most for _, _, most in points) >= self.min_deviation:
             return True
         means = [mean for _, mean, _ in points]
         return median(means) >= self.min_mean and min(means) >= self.min_mean / 2
 
     def _is_moving_away(self, points: Sequence[tuple[int, float, float]]) -> bool:
-        """One at the very first, then never again, and far away now."""
+        """Whether it was one at the very first, never again, and is far away now."""
         last = max((place for place, (_, mean, _) in enumerate(points) if mean < self.min_mean), default=len(points))
         since = points[last + 1 :]
         newest = since[-self.away_logs :]
         is_far = len(newest) == self.away_logs and min(mean for _, mean, _ in newest) > self.away
-        # Updates from one rollout come back to one with the next: only the first steps of the run were near it.
+        # Updates from one rollout return to one with the next: only the first steps of the run were near it.
         return is_far and 3 * last < len(points)
 
     def _finding(

@@ -32,18 +32,18 @@ TOTAL = re.compile(r"(^|[._])(total|sum|overall|objective)([._]|$)|^loss$|\.loss
 
 @dataclass(frozen=True)
 class InactiveTerms:
-    """Judges which of the logged terms can teach anything."""
+    """Judges which logged terms of the loss carry a gradient."""
 
     name: ClassVar[str] = "inactive_terms"
 
     min_logs: int = threshold(8, at_least=2)  # One may be a branch that is taken once.
-    """Logs in a row."""
+    """Number of logs in a row."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding, with all terms that carry nothing now."""
+        """Yield at most one finding, with all terms that carry no gradient now."""
         flags = {name: dict(points) for name, points in _flags(window).items()}
         values = {name: dict(next(iter(logged(window, plain(name).__eq__).values()), [])) for name in flags}
         active = {name: steps for name, steps in flags.items() if not _is_total(name, values)}
@@ -60,7 +60,10 @@ class InactiveTerms:
 
 
 def _flags(window: Window) -> dict[str, list[LoggedPoint]]:
-    """Name of a term -> at which steps its tensor carried a gradient. The KL itself is a measure: it enters the loss as a term of its own."""
+    """Return, by name of a term, the steps at which its tensor did or did not carry a gradient.
+
+    The logged KL itself is left out: it is a measure, and enters the loss as a term of its own.
+    """
     names = {name for entry in window.series[-MAX_STEPS:] for name in entry.numbers if name.startswith(CARRIES)}
     return {
         bare: [(step, spread.mean) for step, spread in window.values(name)[-MAX_LOGS:]]

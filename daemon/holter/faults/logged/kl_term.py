@@ -34,30 +34,30 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Swapped
 
 TERM = re.compile(r"^(loss_terms?\.(.*[._])?kl([._].*)?|kl_loss)$")
-"""A KL term of the loss by its name."""
+"""Matches the name of a KL term of the loss."""
 
 ROUNDING, FALLEN, MIN_TINY, MAX_GROWTH = 1e-6, 100.0, 16, 2.0
-"""A KL of two models that are equal but for rounding; what it had been before, in so many of those; logs; a policy that has just set out leaves faster."""
+"""In turn: largest KL of two models that are equal but for rounding; how many times that it had been before; logs needed; largest growth of it, since a policy that has just set out moves faster."""
 
 
 @dataclass(frozen=True)
 class KlTerm:
-    """Judges a logged KL, and its term of the loss where that is logged."""
+    """Judges a logged KL, and its term of the loss if that is logged."""
 
     name: ClassVar[str] = "kl_term"
 
     min_logs: int = threshold(16, at_least=2)  # Once is the beginning.
-    """Logs in a row that must show it."""
+    """Number of logs in a row that must show it."""
     far: float = threshold(0.5, above=0)
     """A KL at the first log that dropout and precision do not explain."""
     far_logs: int = threshold(8, at_least=2)
-    """Logs from the first on that must be at half of it."""
+    """Number of logs, from the first on, that must be at half of it."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         values = next(iter(logged(window, lambda name: name == "kl").values()), [])
         terms = logged(window, lambda name: bool(TERM.match(name)))
         for name, term in sorted(terms.items()):
@@ -74,13 +74,13 @@ class KlTerm:
             yield msgspec.structs.replace(found, detected_step=values[self.far_logs - 1][0])
 
     def _is_far_at_first(self, values: Sequence[LoggedPoint]) -> bool:
-        """Silent where the run's first step is not remembered."""
+        """Whether the KL was far from zero from the first log on; False if the run's first step is not remembered."""
         if len(values) < self.far_logs or values[0][0] > 1:
             return False
         return values[0][1] > self.far and min(value for _, value in values[: self.far_logs]) > self.far / 2
 
     def _flipped(self, values: dict[int, float], term: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
-        """The newest logs at which the term was negative and the KL positive, if that grew."""
+        """Return the newest logs at which the term was negative and the KL positive, if the KL grew."""
         both = [(step, value) for step, value in term if step in values]
         run = [point for point in trailing(both, lambda value: value < 0) if values[point[0]] > 0]
         if len(run) < self.min_logs:
@@ -90,7 +90,7 @@ class KlTerm:
 
 
 def _nothing(values: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
-    """The newest logs that are zero, or no more than rounding after it had been more, or all along and without growing."""
+    """Return the newest logs that are zero, or only rounding, if it was more before or has always been and does not grow."""
     zero, tiny = trailing(values, lambda value: value == 0), trailing(values, lambda value: abs(value) <= ROUNDING)
     if len(tiny) == len(zero) or len(tiny) < MIN_TINY:
         return zero
@@ -100,7 +100,7 @@ def _nothing(values: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
 
 
 def _is_training(window: Window, since: int) -> bool:
-    """Whether gradients and learning rate were above zero all the while."""
+    """Whether gradients and learning rate were above zero all the time."""
     entries = [entry for entry in window.series if entry.step >= since]
     norms = [entry.numbers["gradient_norm"].mean for entry in entries if "gradient_norm" in entry.numbers]
     rates = [entry.numbers["learning_rate"].mean for entry in entries if "learning_rate" in entry.numbers]

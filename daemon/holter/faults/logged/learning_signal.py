@@ -36,22 +36,22 @@ ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """Judges whether there is anything to learn."""
+    """Judges whether what is generated leaves anything to learn from."""
 
     name: ClassVar[str] = "learning_signal"
 
     min_logs: int = threshold(3, at_least=1)
-    """Logs in a row."""
+    """Number of logs in a row."""
     all_cut: float = threshold(0.999, above=0, at_most=1)
-    """Share of completions from which on all were cut."""
+    """Share of cut completions from which on all count as cut."""
     empty_length: float = threshold(1.0, at_least=0)
-    """The longest completion is no longer than this: an end token, or nothing."""
+    """The longest completion is at most this long: an end token, or nothing."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the newest logs, if none has a signal."""
+        """Yield at most one finding: the newest logs, if none has a signal."""
         at_step: dict[int, dict[str, float]] = {}
         for name, points in logged(window, (SPREADS | SHARES | REWARDS | {CUT, LONGEST}).__contains__).items():
             for step, value in points:
@@ -117,6 +117,6 @@ def _is_flat(values: dict[str, float]) -> bool:
 
 
 def _norm_before(norms: dict[int, float], step: int) -> float | None:
-    """The gradient's norm of the step that was logged: trackers are told after it, when the next one has begun."""
+    """Return the gradient norm of the step that was logged: trackers are told after it, when the next step has begun."""
     known = [norms[one] for one in (step, step - 1) if one in norms]
     return max(known) if known else None

@@ -37,15 +37,15 @@ class OutputVariety:
     name: ClassVar[str] = "output_variety"
 
     max_share: float = threshold(0.8, above=0, below=1)
-    """Above this, outputs are one token."""
+    """Share above which outputs are one token over and over."""
     min_logs: int = 8
-    """Logs in a row that must show it."""
+    """Number of logs in a row that must show it."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         for name, points in sorted(logged(window, lambda name: bool(SHARE.search(name))).items()):
             run = trailing(points, lambda value: self.max_share < value <= 1)
             is_stuck = len({value for _, value in points}) == 1 and points[0][1] < 1

@@ -37,20 +37,20 @@ REWARDS = frozenset({"rewards", "reward"})
 
 @dataclass(frozen=True)
 class PolicyEntropy:
-    """Judges a logged entropy against its beginning and against log(vocabulary)."""
+    """Compares a logged entropy with its beginning and with log(vocabulary)."""
 
     name: ClassVar[str] = "policy_entropy"
 
     min_logs: int = threshold(16, at_least=2)  # Once is an outlier.
-    """Logs in a row at the end of the scale."""
+    """Number of logs in a row at one end of the scale."""
     collapsed: float = 0.02
-    """Share of log(vocabulary) below which there is one mode."""
+    """Share of log(vocabulary) below which the policy has one mode."""
     collapsed_nats: float = 0.01
-    """The same where the vocabulary's size is not known."""
+    """The same in nats, if the vocabulary's size is not known."""
     fallen: float = 0.1
-    """Share of its beginning that it must have fallen below."""
+    """Share of its beginning below which it must have fallen."""
     sudden: int = 60
-    """Logs within which a fall to that share counts by itself, if the reward did not rise with it."""
+    """Number of logs within which a fall to that share counts by itself, if the reward did not rise with it."""
     paid: float = 3.0
     """Deviations by which the reward must have risen with such a fall: a policy that knows its answers earns by them."""
     exploded: float = 0.9
@@ -59,7 +59,7 @@ class PolicyEntropy:
     """Share of log(vocabulary) below which it must have started, to have exploded."""
 
     was_not_noise: float = 0.95
-    """Share of log(vocabulary) below which a policy, though it began untrained, was no plain noise."""
+    """Share of log(vocabulary) below which an untrained policy was still more than plain noise."""
     is_noise: float = 0.995
     """Share of log(vocabulary) from which on all answers are equally likely."""
 
@@ -67,7 +67,7 @@ class PolicyEntropy:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the newest logs, if all of them lie at one end."""
+        """Yield at most one finding: the newest logs, if all of them are at one end."""
         found = logged(window, ENTROPY.__contains__)
         sizes = [points[-1][1] for points in logged(window, lambda name: name == "vocabulary").values()]
         top = math.log(sizes[0]) if sizes and sizes[0] > 1 else None
@@ -83,17 +83,17 @@ class PolicyEntropy:
     def _fall(
         self, window: Window, points: Sequence[LoggedPoint], begin: float, top: float | None
     ) -> Sequence[LoggedPoint]:
-        """The newest logs, if it fell to a tenth within tens of logs and the reward had nothing of it."""
+        """Return the newest logs, if the entropy fell to a tenth within tens of logs and the reward did not rise with it."""
         low = self.fallen * min(begin, top or begin)
         run = mostly_trailing(points, lambda value: value < low)
         high = [step for step, value in points[: len(points) - len(run)] if value > begin / 2]
         if len(run) < self.min_logs or not high or sum(step > high[-1] for step, _ in points) - len(run) > self.sudden:
             return ()
         rewards = next(iter(logged(window, REWARDS.__contains__).values()), [])
-        # Just before the fall: a reward that had risen for long has not paid for it.
+        # Only just before the fall: a long earlier rise of the reward did not pay for it.
         before = [value for step, value in rewards if step <= high[-1]][-self.min_logs :]
         after = [value for step, value in rewards if step >= run[0][0]]
-        # Who knows the answers earns at every step: a reward that swings between all and nothing has not risen above its own noise.
+        # A policy that knows the answers earns at every step: a reward that swings between all and nothing stays within its own noise.
         is_paid = (
             not before
             or not after
@@ -102,7 +102,7 @@ class PolicyEntropy:
         return () if is_paid else run
 
     def _ends(self, begin: float, top: float | None) -> Iterator[Callable[[float], bool]]:
-        """What is too low, and where the largest possible value is known and it began well below, what is too high."""
+        """Yield a test for too low, and if the largest possible value is known and it began well below, a test for too high."""
         low = min(self.collapsed * top if top else self.collapsed_nats, self.fallen * begin)
         yield lambda value: value < low
         if top and begin < self.was_lower * top:
@@ -121,7 +121,7 @@ def _finding(
     name, begin, top = known
     is_low = run[-1][1] < begin
     half = (begin + run[-1][1]) / 2
-    # Since when it is nearer to where it ended than to where it began.
+    # Since when it has been nearer to its end than to its beginning.
     before = [step for step, value in points if step < run[0][0] and (value >= half) is is_low]
     first_step = next(step for step, _ in points if not before or step > before[-1])
     of_top = f" of at most {top:.3g}" if top else ""

@@ -31,34 +31,34 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
 DEVIATIONS = frozenset({"reward_std", "rewards_std"})
-"""Over all samples, or over groups: zero if there is no spread; above zero it proves nothing, for groups may differ."""
+"""Deviations over all samples or over groups: zero if there is no spread; above zero they prove nothing, because groups may differ."""
 ADVANTAGES = frozenset({"advantage_std", "advantages_std"})
-"""Zero if there is no spread, and only then."""
+"""Zero if and only if there is no spread."""
 SHARES = frozenset({"frac_reward_zero_std", "rewards_flat_share"})
 """Share of groups without spread."""
 ALL_GROUPS, FLAT_GROUPS = "rewards.num_groups", "rewards.num_flat_groups"
 LARGEST = "advantages.largest"
 REWARDS = frozenset({"reward", "rewards", "reward_mean", "rewards_mean"})
 ROUNDING = 1e-7
-"""Of a deviation of equal numbers, as a share of their magnitude."""
+"""Deviation of equal numbers by rounding, as a share of their magnitude."""
 
 
 @dataclass(frozen=True)
 class RewardSpread:
-    """Judges whether rewards still tell samples of a group apart."""
+    """Judges whether rewards still distinguish the samples of a group."""
 
     name: ClassVar[str] = "reward_spread"
 
     min_logs: int = threshold(8, at_least=1)
-    """Logs in a row without any spread."""
+    """Number of logs in a row without any spread."""
     all_groups: float = 0.99
-    """From this share of groups on, all are taken to be flat."""
+    """Share of groups from which on all count as flat."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the newest logs, if none of them shows any spread."""
+        """Yield at most one finding: the newest logs, if none of them shows any spread."""
         known = {ALL_GROUPS, FLAT_GROUPS, LARGEST} | DEVIATIONS | ADVANTAGES | SHARES
         found = logged(window, (known | REWARDS).__contains__)
         at_step: dict[int, dict[str, float]] = {}
@@ -69,13 +69,13 @@ class RewardSpread:
         steps = sorted(flat)
         run = steps[max((place + 1 for place, step in enumerate(steps) if not flat[step]), default=0) :]
         if len(run) >= self.min_logs:
-            # A step without it may be one that rewards alone explain.
+            # A step without spread may be explained by rewards alone.
             is_lost = 2 * sum(_is_lost(at_step[step]) for step in run) > len(run)
             finding = _finding(window, run, found, is_from_start=len(run) == len(steps), is_lost=is_lost)
             yield msgspec.structs.replace(finding, detected_step=run[self.min_logs - 1])
 
     def _is_flat(self, values: dict[str, float]) -> bool | None:
-        """What one log says; the surest figure in it counts, and advantages that differ refute all."""
+        """Return what one log shows (None: nothing); the surest figure in it counts, and advantages that differ refute all others."""
         if any(abs(values.get(name, 0.0)) > ROUNDING for name in ADVANTAGES):
             return False
         if values.get(LARGEST) == 0 or any(name in values for name in ADVANTAGES):
@@ -91,7 +91,7 @@ class RewardSpread:
 
 
 def _is_lost(values: dict[str, float]) -> bool:
-    """Whether rewards differ and advantages do not."""
+    """Whether rewards differ although advantages do not."""
     has_spread = any(values.get(name, 0.0) > ROUNDING for name in DEVIATIONS)
     is_flat = FLAT_GROUPS in values and values[FLAT_GROUPS] >= values.get(ALL_GROUPS, 0.0)
     has_none = values.get(LARGEST) == 0 or any(name in values for name in ADVANTAGES)

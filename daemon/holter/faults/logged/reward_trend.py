@@ -34,26 +34,26 @@ REWARD = frozenset({"reward", "rewards", "reward_mean", "rewards_mean", "mean_re
 
 @dataclass(frozen=True)
 class RewardTrend:
-    """Judges a logged reward against its best stretch."""
+    """Compares a logged reward with its best stretch."""
 
     name: ClassVar[str] = "reward_trend"
 
     stretch: int = threshold(20, at_least=5)  # A median of fewer is a guess.
-    """Logs that make a level."""
+    """Number of logs that make a level."""
     stay: int = 30
-    """Logs in a row that it must have stayed down."""
+    """Number of logs in a row for which it must have stayed down."""
     deviations: float = 8.0
-    """Robust deviations of its best stretch that it must have fallen."""
+    """Robust deviations of its best stretch by which it must have fallen."""
     wandering: float = 2.5
-    """So many times its deepest fall before, this one must be."""
+    """How many times its deepest earlier fall this one must be."""
     min_before: int = threshold(12, at_least=5)
-    """Logs before a fall that came at once."""
+    """Number of logs before a sudden fall."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         for name, points in sorted(logged(window, REWARD.__contains__).items()):
             best = max(value for _, value in points)
             regret = [(step, best - value) for step, value in points]
@@ -68,7 +68,7 @@ class RewardTrend:
                 return
 
     def _drop(self, points: Sequence[LoggedPoint]) -> Rise | None:
-        """A fall from one log to the next below everything that was logged lately, after which nothing moves: what wanders does not jump."""
+        """Return a sudden fall from one log to the next, below everything logged lately, after which it stays; a wandering reward does not jump."""
         series = [value for _, value in points]
         places = range(self.min_before, len(series) - self.stay + 1)
         falls = {i: series[i - 1] - series[i] for i in places if min(self._lately(series, i)) > series[i]}
@@ -82,7 +82,7 @@ class RewardTrend:
         fall, best = high - low, max(series)
         is_at_once = median(before[-5:]) > high - fall / 4 and abs(median(after[:5]) - low) < fall / 4
         is_back = median(after[-part:]) - median(after[:part]) > fall / 3
-        # A reward that is as noisy as it is high cannot fall by many deviations, but to a tenth of itself.
+        # A reward as noisy as it is high cannot fall by many deviations, but it can fall to a tenth of itself.
         is_far = fall > self.wandering * max(deviation(before), deviation(after)) or 0 < TENFOLD * low < high
         if not is_at_once or is_back or not is_far or fall < (high - median(series[:5])) / 2:
             return None
@@ -91,11 +91,11 @@ class RewardTrend:
         return None if is_wandering else drop
 
     def _lately(self, series: Sequence[float], place: int) -> Sequence[float]:
-        """All that came before a place, if that is little; else the last stretch."""
+        """Return everything before a place if that is little, otherwise the last stretch before it."""
         return series[0 if place <= 2 * self.stretch else place - self.stretch : place]
 
     def _is_wandering(self, before: Sequence[float], rise: Rise) -> bool:
-        """Whether it had fallen about as far before and come back; what was seen too short a time is taken for wandering."""
+        """Whether it had fallen about as far before and come back; a reward seen for too short a time counts as wandering."""
         seen = levels(before)
         if len(before) < 2 * self.stretch:
             return True

@@ -29,25 +29,25 @@ from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Rollout
 
 ADAPTER = ("lora_", "adapter", "ia3_")
-"""In the names of what is merged into other tensors."""
+"""Words in the names of tensors that are merged into others."""
 
 
 @dataclass(frozen=True)
 class RolloutWeights:
-    """Judges what generates against what trains."""
+    """Compares the weights that generate with those that train."""
 
     name: ClassVar[str] = "rollout_weights"
 
     min_logs: int = threshold(2, at_least=1)
-    """Logs in a row that must show it."""
+    """Number of logs in a row that must show it."""
     max_behind: int = threshold(1, at_least=0)
-    """Logs that what generates may be behind: asynchronous rollouts are by one."""
+    """Number of logs that the generating weights may be behind; asynchronous rollouts are one behind."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the ranks that show it, by the first of them."""
+        """Yield at most one finding, for all ranks that show it, with the evidence of the first."""
         told: dict[int, list[tuple[Note, Rollout]]] = {}
         for note, rollout in window.notes_of(Rollout):
             told.setdefault(note.rank, []).append((note, rollout))
@@ -59,7 +59,7 @@ class RolloutWeights:
             yield from _cast(told)
 
     def _run(self, notes: list[tuple[Note, Rollout]]) -> list[tuple[Note, Rollout]]:
-        """The newest logs that show it, if they are enough."""
+        """Return the newest logs that show it, if they are enough."""
         run: list[tuple[Note, Rollout]] = []
         for note, rollout in reversed(notes):
             if not self._is_wrong(rollout):
@@ -78,7 +78,7 @@ class RolloutWeights:
 
 
 def _is_merged(rollout: Rollout) -> bool:
-    """Adapters are missing, and what they are merged into is another tensor: as many or fewer."""
+    """Whether adapters are missing because they are merged into other tensors, as many or fewer."""
     are_adapters = bool(rollout.missing.names) and all(
         any(word in name for word in ADAPTER) for name in rollout.missing.names
     )

@@ -33,20 +33,20 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Architecture:
-    """Judges how a model's parameters are shared out."""
+    """Judges how a model's parameters are distributed."""
 
     name: ClassVar[str] = "architecture"
 
     share: float = threshold(0.8, above=0, below=1)
     """Share of all parameters that embeddings, or one tensor, must hold."""
     min_parameters: int = 100_000
-    """Smaller models are not judged."""
+    """Number of parameters below which a model is not judged."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first model that is lopsided."""
+        """Yield at most one finding: the first model that is lopsided."""
         for census in distinct_censuses(window, None)[:1]:
             for index, component in enumerate(census.components):
                 if component.is_trained and (finding := self._component(window, census, index)):

@@ -35,25 +35,25 @@ ONE_VALUE_BY_DESIGN = re.compile(
 """Parts of names and classes of tensors that may start at one value."""
 MAX_SHOWN = 4
 EARLY = 4
-"""Steps after the first comparison: readings begin when a gradient has been read."""
+"""Number of steps after the first comparison: readings begin when a gradient has been read."""
 
 
 @dataclass(frozen=True)
 class Initialisation:
-    """Judges what trained weights are like when training begins."""
+    """Judges trained weights as they are when training begins."""
 
     name: ClassVar[str] = "initialisation"
 
     min_elements: int = 16
-    """Smaller tensors may be equal by chance or design."""
+    """Number of elements below which a tensor may be constant by chance or design."""
     idle_steps: int = threshold(16, at_least=1)
-    """For so many steps a matrix of zeros must have had a gradient of exactly zero."""
+    """Number of steps for which a matrix of zeros must have had a gradient of exactly zero."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: all tensors that are constant, else all that are stuck at zero."""
+        """Yield at most one finding: all tensors that are constant, or else all that are stuck at zero."""
         ranks_of: dict[int, list[int]] = {}
         for rank, census in window.models.census.items():
             ranks_of.setdefault(id(census), []).append(rank)
@@ -80,16 +80,16 @@ class Initialisation:
         return sum(size > 1 for size in entry.shape) > 1 and prod(entry.shape) >= self.min_elements
 
     def _is_meant(self, window: Window, constant: dict[str, set[int]]) -> bool:
-        """Whether most trained matrices are like that, on every rank."""
+        """Whether most trained matrices are constant on every rank, which is intended."""
         ranks = set.intersection(*constant.values())
         entries = window.models.census[min(window.models.census)].entries
         num_trained = sum(self._is_matrix(entry) and _is_trained_weight(entry) for entry in entries)
         return ranks >= window.attached and 2 * len(constant) > num_trained
 
     def _stuck(self, window: Window) -> dict[str, int]:
-        """Tensors whose gradient has been exactly zero for long enough, from the beginning -> since which step.
+        """Return since which step each tensor's gradient has been exactly zero, if that is long enough and from the beginning.
 
-        One that had a gradient before has left zero: what stopped it later is another matter.
+        A tensor that had a gradient before has left zero: what stopped it later is another matter.
         """
         begin = min((history.first_step for history in window.tensors.classes.values()), default=0)
         return {

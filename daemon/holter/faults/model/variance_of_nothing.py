@@ -32,10 +32,10 @@ class VarianceOfNothing:
     name: ClassVar[str] = "variance_of_nothing"
 
     text: str = "degrees of freedom is <= 0"
-    """What the warning says."""
+    """Part of the warning's text."""
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: all places in the code that brought it."""
+        """Yield at most one finding: all places in the code that caused it."""
         notes = [(note, warning) for note, warning in window.notes_of(ScriptWarning) if self.text in warning.text]
         if notes:
             yield _finding(notes)
@@ -69,5 +69,5 @@ def _finding(notes: list[tuple[Note, ScriptWarning]]) -> Finding:
 
 
 def _at(step: int, ranks: tuple[int, ...]) -> str:
-    """Where and when, as far as a log says it."""
+    """Return step and ranks in words, as far as they are known."""
     return (f", step {step}" if step >= 0 else "") + (f", on {ranks_text(ranks)}" if ranks else "")

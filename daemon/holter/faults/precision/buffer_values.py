@@ -39,10 +39,10 @@ VARIED = re.compile(
 )
 """Last words of names whose values cannot be equal."""
 PLAIN = re.compile(r"running_|num_batches|mask|token_type|cache$|_ids_mask|bias$|slopes?$|alibi|scale$|step$|count")
-"""Names of what is constant, masked or exact by nature."""
+"""Names of buffers that are constant, masked or exact by nature."""
 POSITIONAL_CLASS = re.compile(r"rotary|rope|position|sinusoid|timestep", re.IGNORECASE)
 TABLES = re.compile(r"(^|_)(cos|sin)(_cached)?$")
-"""At one position all cosines are one and all sines zero."""
+"""Tables that may be constant: with a single position, all cosines are one and all sines zero."""
 WORDS = {
     Mark.ZERO: "all zero",
     Mark.CONSTANT: "all equal",
@@ -58,13 +58,13 @@ class BufferValues:
     name: ClassVar[str] = "buffer_values"
 
     min_numel: int = threshold(2, at_least=2)  # One value cannot vary.
-    """Smaller buffers hold no progression."""
+    """Number of elements below which a buffer holds no progression."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: tables that are lost before those that are coarse."""
+        """Yield at most one finding: lost tables before coarse ones."""
         is_everyone_here = len(window.attached) >= window.world_size or bool(window.steps)
         if not is_everyone_here or not set(window.models.census) >= window.attached - {
             ended.rank for ended in window.processes.exits
@@ -79,7 +79,7 @@ class BufferValues:
             yield _finding(window, coarse, is_lost=False)
 
     def _on_all(self, window: Window, is_bad: Callable[[TensorEntry], bool]) -> list[TensorEntry]:
-        """Buffers that are bad in every census, as the first one tells them."""
+        """Return buffers that are bad in every census, as the first one has them."""
         distinct = distinct_censuses(window, None)
         found: list[TensorEntry] = []
         for number, census in enumerate(distinct):
@@ -113,12 +113,12 @@ def _is_lost(entry: TensorEntry) -> bool:
 
 
 def num_told_apart(dtype: str, num_positions: int = NUM_POSITIONS) -> int:
-    """How many of the positions 0, 1, 2 ... the dtype can tell apart: 641 of 2048 in bfloat16."""
+    """Return how many of the positions 0, 1, 2 ... the dtype can distinguish: 641 of 2048 in bfloat16."""
     return len({_rounded(float(position), SIGNIFICANT_BITS[dtype]) for position in range(num_positions)})
 
 
 def _rounded(value: float, bits: int) -> float:
-    """The nearest number with so many significant bits; ties go to even, as Python's own rounding has it."""
+    """Return the nearest number with so many significant bits; ties go to even, as in Python's own rounding."""
     fraction, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)
 

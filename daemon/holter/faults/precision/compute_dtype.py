@@ -35,23 +35,23 @@ CAST = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspos
 ROUNDED = " with the mantissas of a narrower dtype"
 OF_INPUT = " (input)"
 SETTLED_STEPS = 4
-"""Steps after which every rank has told of a change at one step."""
+"""Number of steps after which every rank has reported a change at one step."""
 
 
 @dataclass(frozen=True)
 class ComputeDtype:
-    """Judges the dtypes of outputs."""
+    """Judges the dtypes of modules' outputs."""
 
     name: ClassVar[str] = "compute_dtype"
 
     min_layers: int = threshold(2, at_least=1)
-    """One layer alone may be kept wide on purpose."""
+    """Number of layers needed; a single one may be kept wide on purpose."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: ranks that differ before a region without effect."""
+        """Yield at most one finding: ranks that differ, before an autocast region without effect."""
         first: dict[int, Inspection] = {}
         steps: dict[int, int] = {}
         changed: dict[int, Inspection] = {}
@@ -67,7 +67,7 @@ class ComputeDtype:
             yield _ranks_differ(first, differing, step)
         elif changed and (differing := _differing(first | changed)):
             since = max(steps[rank] for rank in changed)
-            # All ranks look at the same step: what was said of it has come when others were told of later ones.
+            # All ranks look at the same step: a report of it has arrived when others have reported later ones.
             if max((entry.step for entry in window.series), default=0) >= since + SETTLED_STEPS:
                 yield _ranks_differ(first | changed, differing, since, tuple(sorted(changed)))
         elif set(changed) == set(first) and (fallen := _fallen(first, changed)):
@@ -76,7 +76,7 @@ class ComputeDtype:
             yield _region_idle(first, idle, step)
 
     def _not_cast(self, inspection: Inspection) -> list[str]:
-        """All layers that the region should have cast, if it cast none."""
+        """Return all layers that the region should have cast, if it cast none."""
         if not inspection.autocast_dtype:
             return []
         layers = [w for w in inspection.witnesses if w.module_class in CAST and w.num_calls and w.output_dtype]
@@ -85,7 +85,7 @@ class ComputeDtype:
 
 
 def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
-    """Module -> dtype -> ranks, where ranks that called the same module got different dtypes."""
+    """Return module -> dtype -> ranks, for modules whose outputs have different dtypes on different ranks."""
     seen: dict[str, dict[str, list[int]]] = {}
     for rank, inspection in sorted(first.items()):
         for witness in inspection.witnesses:
@@ -96,7 +96,10 @@ def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
 
 
 def _rounded(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
-    """The same where the dtype is one and the values of some ranks are those of a narrower one; of what all ranks could tell it of, outputs before inputs."""
+    """Return the same for outputs of one dtype whose values are those of a narrower one on some ranks.
+
+    Only places that all ranks reported count, and outputs come before inputs.
+    """
     seen: dict[str, dict[str, list[int]]] = {}
     for rank, inspection in sorted(first.items()):
         for place, (dtype, is_rounded) in _places(inspection).items():
@@ -106,13 +109,17 @@ def _rounded(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
 
 
 def _places(inspection: Inspection) -> dict[str, tuple[str, bool]]:
-    """Where values were asked for their mantissas -> their dtype, and whether they have short ones."""
+    """Return the dtype of each place whose mantissas were looked at, and whether they are short."""
     own = {one.module: (one.output_dtype, one.is_rounded) for one in inspection.witnesses if one.is_rounded is not None}
     return own | {place: ("float32", is_rounded) for place, is_rounded in inspection.rounded.items()}
 
 
 def _nearest(found: dict[str, T], inspections: dict[int, Inspection]) -> dict[str, T]:
-    """By module: where single modules give such values, what lies around and after them follows from it; else the wholes that do; else who is given them."""
+    """Choose the places nearest to the origin, by module.
+
+    If single modules give such values, what lies around and after them follows from that; else the models that give them count,
+    or else those that are given them.
+    """
     witnesses = {one.module for inspection in inspections.values() for one in inspection.witnesses}
     outputs = {place: kinds for place, kinds in found.items() if not place.endswith(OF_INPUT)}
     return (
@@ -170,7 +177,10 @@ def _ranks_differ(
 
 
 def _fallen(first: dict[int, Inspection], changed: dict[int, Inspection]) -> list[str]:
-    """Modules that gave values with long mantissas at first, and short ones later, on all ranks. Inputs may come in coarse steps by right; an embedding gives what its weights are."""
+    """Return the modules whose values had long mantissas at first and short ones later, on all ranks.
+
+    Inputs are left out, since they may well be coarse, and so are embeddings, which give what their weights are.
+    """
     of_ranks = []
     for rank, inspection in first.items():
         now = _places(changed[rank])

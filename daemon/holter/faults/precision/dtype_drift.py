@@ -26,25 +26,25 @@ from holter.faults.window import CensusChange, Window
 from holter.records import Evidence, Finding
 
 MAX_TENSORS = 64
-"""Named in a finding; the rest is counted."""
+"""Number of tensors that a finding names; the rest are counted."""
 BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
-"""Bits of the mantissa."""
+"""Number of bits of the mantissa."""
 
 
 @dataclass(frozen=True)
 class DtypeDrift:
-    """Judges changes of the census."""
+    """Judges changes of dtypes in the census."""
 
     name: ClassVar[str] = "dtype_drift"
 
     min_step: int = threshold(1, at_least=0)
-    """Changes before this step are set-up."""
+    """Changes before this step belong to the setup."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first step at which a dtype changed."""
+        """Yield at most one finding: the first step at which a dtype changed."""
         changes = [c for c in window.models.changes if c.what == "dtype" and c.step >= self.min_step]
         if changes:
             step = min(change.step for change in changes)

@@ -31,29 +31,29 @@ from holter.records import Evidence, Finding, Inspection, ModuleVitals, Vitals
 
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 TINY_LOSS = 1e-3
-"""Gradients of a loss below this one may all lie under float16's range."""
+"""Gradients of a loss below this may all lie below float16's range."""
 
 
 @dataclass(frozen=True)
 class GradientRange:
-    """Judges gradients against the bottom of their dtype's range."""
+    """Compares gradients with the bottom of their dtype's range."""
 
     name: ClassVar[str] = "gradient_range"
 
     num_vitals: int = 3
-    """How many reports in a row must show it."""
+    """Number of reports in a row that must show it."""
     min_steps: int = 4
-    """How many steps those reports must span."""
+    """Number of steps that those reports must span."""
     min_lost: float = threshold(0.9, above=0.5, at_most=1)  # A ReLU alone makes half of them zero.
-    """Share of gradient values that are zero or subnormal."""
+    """Share of gradient values that must be zero or subnormal."""
     min_subnormals: float = 0.02
-    """Share that is subnormal: the proof that the zeros beside them fell out of the range."""
+    """Share that must be subnormal, which proves that the zeros beside them fell out of the range."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         is_half_region = any(found.autocast_dtype == "float16" for _, found in window.notes_of(Inspection))
         has_scaler = any(spread.high > 1 for _, spread in window.values("loss_scale"))
         is_unscaled_half = is_half_region and not has_scaler
@@ -84,7 +84,7 @@ class GradientRange:
 
 
 def _all_zero(vitals: Vitals, *, is_loss_tiny: bool) -> list[ModuleVitals]:
-    """Modules whose gradients are all zero, if those of the others, or the loss itself, say that they fell out of the range."""
+    """Return modules whose gradients are all zero, if the other gradients or the loss show that they fell out of the range."""
     largest = [m.gradient_absmax for m in vitals.modules if math.isfinite(m.gradient_absmax)]
     is_at_bottom = bool(largest) and max(largest) <= SMALLEST_NORMAL["float16"] and (max(largest) > 0 or is_loss_tiny)
     return [m for m in vitals.modules if m.gradient_absmax == 0 and m.gradient_zeros == 1] if is_at_bottom else []

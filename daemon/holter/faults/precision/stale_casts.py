@@ -31,27 +31,27 @@ KL = re.compile(r"log\.(.*[^a-z])?kl([^a-z].*)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class StaleCasts:
-    """Judges calls after a swap of weights."""
+    """Judges calls of a model after a swap of its weights."""
 
     name: ClassVar[str] = "stale_casts"
 
     sure_distance: float = 1e-4
-    """From this relative distance on, equal outputs are no accident of rounding."""
+    """Relative distance from which on equal outputs cannot be an accident of rounding."""
     least_distance: float = threshold(1e-6, above=0, at_most="sure_distance")
-    """From this distance on they count when seen several times."""
+    """Relative distance from which on they count if seen several times."""
     num_times: int = 3
-    """How often they must have been seen then."""
+    """How often they must then have been seen."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         swaps = [(note, swap) for note, swap in window.notes_of(Swapped) if swap.distance > 0]
         zero_steps = _zero_kl_steps(window)
         stale = [(note, swap) for note, swap in swaps if swap.is_input_equal and swap.is_output_equal]
         sure = [(note, swap) for note, swap in stale if self._is_sure(stale, note, swap)]
-        # Another input proves nothing by its output; a KL of exactly zero does.
+        # With a different input the output proves nothing, but a KL of exactly zero does.
         told = [
             (note, swap) for note, swap in swaps if not swap.is_input_equal and swap.distance >= self.least_distance
         ]
@@ -67,7 +67,7 @@ class StaleCasts:
 
 
 def _zero_kl_steps(window: Window) -> list[int]:
-    """Steps at which a logged KL was exactly zero, if it never was anything else."""
+    """Return the steps at which a logged KL was exactly zero, if it never was anything else."""
     names = {name for entry in window.series for name in entry.numbers if KL.match(name)}
     for name in sorted(names):
         values = window.values(name)
