@@ -267,7 +267,7 @@ def _run(points: Spreads, holds: Callable[[Spread, Spread], bool]) -> Spreads:
 
 
 def _jumped(points: Spreads, limit: Callable[[float], float]) -> tuple[Spreads, Spreads]:
-    """Split the points where all later ones are above a limit made from the largest earlier one; the first part is empty if there is no such place."""
+    """Split the points where all later ones exceed a limit made from the largest earlier one; the first part is empty if there is no such place."""
     highs = [point.high for _, point in points]
     tops = list(accumulate(highs, max))
     floors = list(accumulate(reversed(highs), min))[::-1]

@@ -31,7 +31,7 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
 REACH = 8
-"""Steps before and after a change of the number that are compared."""
+"""Number of steps before and after a change of the number that are compared."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Comparison:
     norm_few: float
     norm_many: float
     scatter: float
-    """Robust deviation of the logarithms among steps of one number."""
+    """Robust deviation of the norms' logarithms among steps with the same number."""
     source: str
     first_step: int
     last_step: int
@@ -52,33 +52,33 @@ class _Comparison:
 
     @property
     def limit(self) -> float:
-        """Between what noise makes of a sum and what it makes of a mean."""
+        """The ratio between what noise makes of a sum and what it makes of a mean."""
         return max(0.9 * math.sqrt(self.many / self.few), 1.25, math.exp(2.5 * self.scatter))
 
     @property
     def is_sum(self) -> bool:
-        """Whether a sum explains it, and all of it."""
+        """Whether a sum explains the ratio, and explains all of it."""
         return self.limit < self.ratio < 2 * self.many / self.few
 
 
 @dataclass(frozen=True)
 class AccumulationScale:
-    """Judges gradient norms against the number of micro-batches."""
+    """Compares gradient norms with the number of micro-batches."""
 
     name: ClassVar[str] = "accumulation_scale"
 
     min_steps: int = 3
-    """Steps of either number."""
+    """Number of steps of either number of micro-batches."""
     min_ratio: float = threshold(2.0, at_least=2)  # Below this a sum's noise and a mean's overlap.
     """How many times as many micro-batches the larger steps must have."""
     min_constant_steps: int = 8
-    """Steps before a constant number and an undivided loss are mentioned."""
+    """Number of steps after which a constant number with an undivided loss is mentioned."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         counts = {step: int(spread.low) for step, spread in window.values("micro_steps") if spread.low == spread.high}
         if max(counts.values(), default=0) < 2:  # noqa: PLR2004 - no accumulation
             return
@@ -92,7 +92,7 @@ class AccumulationScale:
             yield _undivided(window, counts)
 
     def _compare(self, window: Window, counts: dict[int, int]) -> _Comparison | None:
-        """By the best view of the norm that covers both numbers: the nearer to the optimizer the better."""
+        """Compare by the first view of the norm that covers both numbers; the views nearer to the optimizer come first."""
         for source, norms in _views(window):
             known = sorted(step for step in counts if norms.get(step, 0.0) > 0 and math.isfinite(norms[step]))
             near = _near_changes(known, counts)
@@ -119,7 +119,7 @@ def _views(window: Window) -> Iterator[tuple[str, dict[int, float]]]:
 
 
 def _near_changes(steps: list[int], counts: dict[int, int]) -> list[int]:
-    """Steps within reach of a change of the number, ascending."""
+    """Return the steps within reach of a change of the number, ascending."""
     changes = [i for i in range(1, len(steps)) if counts[steps[i]] != counts[steps[i - 1]]]
     near = {j for i in changes for j in range(max(0, i - REACH), min(len(steps), i + REACH))}
     return [steps[i] for i in sorted(near)]

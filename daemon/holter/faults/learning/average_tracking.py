@@ -30,18 +30,18 @@ from holter.records import Evidence, Finding, Vitals
 
 @dataclass(frozen=True)
 class AverageTracking:
-    """Judges the distance of copy and live weights."""
+    """Judges the distance between the copy and the live weights."""
 
     name: ClassVar[str] = "average_tracking"
 
     min_logs: int = threshold(10, at_least=2)  # The first log has no earlier one to differ from.
-    """Logged steps in a row at which the copy had not changed."""
+    """Number of logged steps in a row at which the copy had not changed."""
     min_steps: int = 20
-    """Steps that they span at least."""
+    """Number of steps that these logs must span."""
     times_usual_rest: int = 3
-    """A rest must be so many times the longest one before it."""
+    """How many times the longest earlier rest a rest must be."""
     away: float = threshold(0.5, above=0, below=1)
-    """Cosine between its movement and the way to the live weights, below zero by so much: it goes the other way."""
+    """How far below zero the cosine must be between the copy's movement and the way to the live weights: it moves away."""
     stuck: float = threshold(0.5, above=0, below=1)
     """Share of the elements of a narrow copy that an update must move."""
     far: float = 3.0
@@ -51,7 +51,7 @@ class AverageTracking:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         moved, distances = window.values("ema.moved"), dict(window.values("ema.distance"))
         if still := self._still(moved):
             first, last = still
@@ -78,7 +78,7 @@ class AverageTracking:
         return is_narrow > 0 and changed < self.stuck
 
     def _mostly(self, window: Window, name: str, is_wrong: Callable[[float, float], bool]) -> tuple[int, int] | None:
-        """First and last of the newest logs that show it, if they are long enough."""
+        """Return the first and last of the newest logs that show it, if they are long enough."""
         narrow = dict(window.values("ema.is_narrow"))
         found = [
             (step, is_wrong(s.mean, narrow[step].low if step in narrow else 0.0)) for step, s in window.values(name)
@@ -88,7 +88,7 @@ class AverageTracking:
         return (run[-1], run[0]) if is_long else None
 
     def _still(self, moved: list[tuple[int, Spread]]) -> tuple[int, int] | None:
-        """First and last step of the first rest that is too long; the first log itself has nothing to differ from."""
+        """Return the first and last step of the first rest that is too long; the first log itself has nothing to differ from."""
         usual, rest = 0, list[int]()
         for step, spread in moved:
             if spread.high > 0:
@@ -103,7 +103,7 @@ class AverageTracking:
         return None
 
     def _leaving(self, distances: list[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
-        """The newest logs, if each is further away than the one before and the last is far."""
+        """Return the newest logs, if each is further away than the one before and the last is far."""
         recent = distances[-self.min_logs :]
         means = [spread.mean for _, spread in recent]
         is_growing = all(a < b for a, b in itertools.pairwise(means))
@@ -111,7 +111,7 @@ class AverageTracking:
 
 
 def _is_live_moving(window: Window, distances: list[float], first: int) -> bool:
-    """The distance of a copy at rest changes only if the live weights move."""
+    """Whether the live weights move: the distance of a copy at rest changes only then."""
     known = [distance for distance in distances if math.isfinite(distance)]
     if known:
         return known[-1] > 0 and known[-1] != known[0]

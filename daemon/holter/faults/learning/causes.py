@@ -415,7 +415,7 @@ FAMILY = Family(
         Consequence("uncleared_gradients", ("accumulation_scale", "learning_rate"), ("curves",), whenever=True),
         Consequence("uncleared_gradients", ("nonfinite_values",), unless_follower_is=("nonfinite_input",)),
         Consequence("accumulation_scale", groups=("curves",)),
-        # No step at all, or one that changes nothing.
+        # Steps that do not happen, or change nothing.
         Consequence("skipped_steps", ("nonfinite_values",), ("weights", "curves"), whenever=True),
         Consequence("missing_gradients", ("still_weights", "gradient_vanishing", "gradient_balance", "loss_trend"), whenever=True),
         Consequence("zero_gradients", ("missing_gradients", "still_weights"), ("curves",), whenever=True),

@@ -33,20 +33,20 @@ Told = tuple[Note, Modes]
 
 @dataclass(frozen=True)
 class EvaluationMode:
-    """Judges the modes of what is trained."""
+    """Judges the modes of the modules that are trained."""
 
     name: ClassVar[str] = "evaluation_mode"
 
     min_steps: int = threshold(8, at_least=2)
-    """Steps in a row for which a whole model was trained in evaluation mode."""
+    """Number of steps in a row for which a whole model was trained in evaluation mode."""
     min_apart: int = 3
-    """Steps in a row for which ranks differed."""
+    """Number of steps in a row for which ranks differed."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: ranks that differ before a model that is wholly in the wrong mode."""
+        """Yield at most one finding: ranks that differ, before a model that is wholly in the wrong mode."""
         if not window.series:
             return
         now = window.series[-1].step
@@ -74,7 +74,7 @@ def _is_whole(modes: Modes) -> bool:
 
 
 def _do_differ(evaluating: Mapping[int, Told], others: frozenset[int]) -> bool:
-    """Ranks with other modules (stages of a pipeline) are not compared."""
+    """Whether ranks differ in mode; ranks with other modules (stages of a pipeline) are not compared."""
     kinds = {(modes.evaluating.count, *modes.evaluating.names) for _, modes in evaluating.values()}
     return bool(others) or (len(kinds) > 1 and len({modes.num_sensitive for _, modes in evaluating.values()}) == 1)
 
@@ -82,7 +82,10 @@ def _do_differ(evaluating: Mapping[int, Told], others: frozenset[int]) -> bool:
 def _apart(
     window: Window, evaluating: Mapping[int, Told], others: frozenset[int], first: int, detected: int
 ) -> Finding:
-    """Those that evaluate are named, unless most do: then it is the rest that is odd. Without `others` it is who evaluates most."""
+    """Make a finding for ranks in different modes.
+
+    It names the ranks in evaluation mode, or the others if most ranks are; without `others`, the ranks with most modules in it.
+    """
     ranks = tuple(sorted(evaluating))
     if not others:
         most = max(modes.evaluating.count for _, modes in evaluating.values())
@@ -128,7 +131,7 @@ def _whole(evaluating: Mapping[int, Told], first: int, detected: int) -> Finding
 
 
 def _evidence(evaluating: Mapping[int, Told]) -> Iterator[Evidence]:
-    """A line for each kind of telling, with all ranks that it holds for."""
+    """Yield one line per distinct report, with all ranks that made it."""
     kinds: dict[tuple[int, str], list[int]] = {}
     for rank, (note, modes) in sorted(evaluating.items()):
         whole = "the model itself and " if modes.is_whole else ""

@@ -32,7 +32,7 @@ from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Inspection, Vitals, Witness
 
 LEAST_LIVE = 8
-"""Steps with a gradient, after which one that is exactly zero has stopped."""
+"""Number of steps with a gradient after which a gradient of exactly zero has stopped, rather than never begun."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class _Case:
 
     tensors: tuple[str, ...]
     modules: tuple[str, ...]
-    """Their modules that were called; for a dead layer, that layer first."""
+    """The parameters' modules that were called; for a dead layer, that layer first."""
     witnesses: tuple[Witness, ...]
     before: tuple[str, ...] = ()
-    """Modules that were called before a cut, and get nothing because of it."""
+    """Modules that were called before a cut, and get no gradient because of it."""
     is_dead: bool = False
     is_proven: bool = False
-    """Gradients were not recorded there, or the output has no path for them."""
+    """Whether gradients were not recorded there, or the output has no path for them."""
     is_most: bool = False
     is_uncalled: bool = False
     is_stopped: bool = False
-    """It had one before, and what belongs to the same module still has, or the module's output."""
+    """Whether it had a gradient before, and its module's other parameters or output still have one."""
     lost_in: str = ""
-    """The module up to which a gradient still comes, and none from there on."""
+    """The last module to which a gradient still comes; none passes beyond it."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,23 @@ class MissingGradients:
     name: ClassVar[str] = "missing_gradients"
 
     idle_steps: int = threshold(16, at_least=2)  # LoRA's A has no gradient at the first step.
-    """For so many steps in a row a parameter had no gradient."""
+    """Number of steps in a row for which a parameter had no gradient."""
     proven_steps: int = 8
-    """So many are enough where an inspection proves that none can come."""
+    """The same, if an inspection proves that none can come."""
     num_vitals: int = 2
-    """How many reports in a row must show it."""
+    """Number of reports in a row that must show it."""
     min_live_steps: int = 8
-    """So many of the idle steps had a learning rate above zero."""
+    """Number of the idle steps that must have had a learning rate above zero."""
     uncalled_steps: int = 32
-    """So many where the module was not even called."""
+    """Number of idle steps, if the module was not even called."""
     most: float = 0.5
-    """From this share of the trainable parameters on, a called branch without gradient is no side branch."""
+    """Share of the trainable parameters from which on a called branch without gradient is no side branch."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: what is proven before what is only likely."""
+        """Yield at most one finding: what is proven, before what is only likely."""
         streak = find_streak(window, Vitals, _has_idle, at_least=self.num_vitals)
         if streak is None:
             return
@@ -111,7 +111,7 @@ class MissingGradients:
         if lost_in:
             behind = {module: names for module, names in zeros.items() if called[module].has_gradient is False}
             return replace(_case_of(behind, called, is_proven=True), lost_in=lost_in)
-        # An exact zero without a dead layer is a loss term with weight zero as often as not.
+        # An exact zero without a dead layer is often a loss term with weight zero.
         astray = _owned(vitals.no_gradient.names, called)
         if not astray:
             return self._uncalled(vitals, inspection)
@@ -120,7 +120,7 @@ class MissingGradients:
         return _case_of(astray, called, is_most=num_idle >= self.most * max(vitals.num_trainable, 1))
 
     def _uncalled(self, vitals: Vitals, inspection: Inspection) -> _Case | None:
-        """Parameters of modules that no pass calls."""
+        """Return the parameters of modules that no pass calls."""
         uncalled = set(inspection.uncalled.names)
         names = [name for name in vitals.no_gradient.names if name.rpartition(".")[0] in uncalled]
         if not names or vitals.idle_steps < self.uncalled_steps:
@@ -134,9 +134,9 @@ def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
 
 
 def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection) -> _Case | None:
-    """Tensors whose gradient became exactly zero in the middle of the run, while another one of their module, or its output, still has one.
+    """Return tensors whose gradient became exactly zero during the run, while others of their module, or its output, still have one.
 
-    A loss term that is weighed with zero, or a layer that is given zeros, takes the gradient of all; a hook or a mask takes some.
+    A loss term with weight zero, or a layer that is given zeros, takes the gradients of all; a hook or a mask takes some.
     """
     census = window.models.census.get(note.rank)
     if census is None or note.step - vitals.idle_steps < LEAST_LIVE:
@@ -149,7 +149,7 @@ def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection)
         if entry.requires_grad and not entry.is_buffer and entry.optimizer >= 0 and entry.name not in idle
     }
     if vitals.no_gradient.count + vitals.zero_gradient.count > len(idle):
-        # Not all of them are named: what looks live may be idle.
+        # Not all idle tensors are named, so one that looks live may be idle.
         return None
     zeros = _owned(vitals.zero_gradient.names, called)
     found = {
@@ -161,7 +161,7 @@ def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection)
 
 
 def _owned(names: tuple[str, ...] | list[str], called: Mapping[str, Witness]) -> dict[str, list[str]]:
-    """Module -> its parameters among these, for modules that were called themselves."""
+    """Return, by module, those of these parameters whose modules were themselves called."""
     found: dict[str, list[str]] = {}
     for name in names:
         if (module := name.rpartition(".")[0]) in called:
@@ -186,7 +186,7 @@ def _case_of(
 
 
 def _with_feeding(case: _Case, idle: Mapping[str, list[str]], called: Mapping[str, Witness]) -> _Case:
-    """With what was called before the last cut and is idle too: no gradient comes back to it either."""
+    """Add what was called before the last cut and is idle too: no gradient reaches it either."""
     order = list(called)
     last = max(order.index(module) for module in case.modules)
     before = tuple(module for module in order[:last] if module in idle and module not in case.modules)
@@ -194,17 +194,17 @@ def _with_feeding(case: _Case, idle: Mapping[str, list[str]], called: Mapping[st
 
 
 def _dead_case(zeros: Mapping[str, list[str]], dead: list[Witness], called: Mapping[str, Witness]) -> _Case | None:
-    """The layer that gives zeros; if an activation without a module does, the one that is given them. Then what feeds it."""
+    """Return the layer that gives zeros, or if an activation without a module does, the layer that is given them; and what feeds it."""
     if not zeros or not dead:
         return None
     layer = next((witness for witness in dead if witness.output_zeros == 1.0), dead[0])
     own = [module for module, witness in called.items() if witness.has_parameters or witness is layer]
     place = own.index(layer.module)
     given_zeros = {witness.module for witness in dead if witness.input_zeros == 1.0}
-    # Zeros somewhere else in the model explain nothing here.
+    # Zeros elsewhere in the model explain nothing here.
     if not {*own[max(0, place - 1) : place + 2], *given_zeros} & set(zeros):
         return None
-    # What is given zeros has a gradient in its bias; what feeds the layer has none at all.
+    # A layer that is given zeros has a gradient in its bias; one that feeds the dead layer has none at all.
     feeding = [module for module in zeros if module != layer.module and module not in given_zeros]
     return _Case(
         tensors=tuple(name for names in zeros.values() for name in names),
@@ -216,7 +216,7 @@ def _dead_case(zeros: Mapping[str, list[str]], dead: list[Witness], called: Mapp
 
 
 def _inspection(window: Window, ranks: tuple[int, ...]) -> Inspection | None:
-    """The newest pass that was looked at because parameters were idle, of a rank that shows it if there is one."""
+    """Return the newest inspection made because parameters were idle, of a rank that shows it if there is one."""
     asked = [(note, found) for note, found in window.notes_of(Inspection) if found.reason == "idle"]
     own = [found for note, found in asked if note.rank in ranks]
     return own[-1] if own else asked[-1][1] if asked else None

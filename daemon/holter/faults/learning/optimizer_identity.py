@@ -29,27 +29,27 @@ from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, TensorEntry
 
 MAX_TENSORS = 64
-"""Named in a finding; the rest is counted."""
+"""Number of tensors that a finding names; the rest are counted."""
 OWN_COPIES = ("DeepSpeed",)
 """Wrappers whose inner optimizer holds copies of its own by design."""
 
 
 @dataclass(frozen=True)
 class OptimizerIdentity:
-    """Judges the census: who holds what."""
+    """Judges from the census which optimizer holds which parameters."""
 
     name: ClassVar[str] = "optimizer_identity"
 
     min_steps: int = 2
-    """Steps that must have been taken: a model that has not been called yet is not known."""
+    """Number of steps that must have been taken: a model is not known before it is called."""
     nearly_all: float = threshold(0.9, above=0.5, at_most=1)  # Less than half is not nearly all.
-    """From this share of an optimizer's parameters on, all are taken to be strangers."""
+    """Share of an optimizer's parameters from which on all count as unknown to the model."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: a stale optimizer before one that holds only what is frozen."""
+        """Yield at most one finding: a stale optimizer, before one that holds only what is frozen."""
         if not window.steps or window.steps[-1].step + 1 < self.min_steps:
             return
         ranks_of: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ class OptimizerIdentity:
             yield _finding(window, ranks, found[0][1], is_stale=bool(stale))
 
     def _unheld(self, census: Census) -> list[str]:
-        """Trainable parameters that nobody holds while an optimizer holds nothing but strangers that get no gradient."""
+        """Return trainable parameters that no optimizer holds, while one holds only unknown parameters that get no gradient."""
         wrappers = (census.wrapper, *(component.wrapper for component in census.components))
         if any(word in wrapper for word in OWN_COPIES for wrapper in wrappers):
             return []
@@ -74,14 +74,14 @@ class OptimizerIdentity:
             by_component.setdefault(entry.component, []).append(entry)
         unheld = [entries for entries in by_component.values() if not any(entry.optimizer >= 0 for entry in entries)]
         if len(unheld) < len(by_component):
-            # Others are held: only the model that has as many parameters as the strangers is theirs.
+            # Other models are held: the unknown parameters belong only to a model that has as many.
             unheld = [entries for entries in unheld if len(entries) in strange]
         names = [entry.name for entries in unheld for entry in entries] if strange else []
         return names or _replaced(census, by_component)
 
 
 def _replaced(census: Census, by_component: dict[int, list[TensorEntry]]) -> list[str]:
-    """The few of a held model's parameters that nobody holds, if the one optimizer holds as many strangers without gradient."""
+    """Return the few parameters of a held model that no optimizer holds, if its one optimizer holds as many unknown ones without gradient."""
     if len(census.num_foreign) != 1 or len(by_component) != 1 or any(census.num_foreign_with_gradient):
         return []
     (entries,) = by_component.values()
@@ -94,7 +94,7 @@ def _trainable(census: Census) -> list[TensorEntry]:
 
 
 def _all_frozen(census: Census) -> list[str]:
-    """What the optimizers hold, if all of it is frozen."""
+    """Return what the optimizers hold, if all of it is frozen."""
     held = [entry for entry in census.entries if entry.optimizer >= 0 and not entry.is_buffer]
     is_frozen = not any(entry.requires_grad for entry in held) and not any(census.num_foreign)
     return [entry.name for entry in held] if is_frozen else []

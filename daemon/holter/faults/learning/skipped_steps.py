@@ -28,7 +28,7 @@ from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Origin, Skipped
 
 HEADROOM = 16.0
-"""What is finite in an overflown output comes within this factor of the dtype's largest number."""
+"""The finite values in an overflown output come within this factor of the dtype's largest number."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class SkippedSteps:
     name: ClassVar[str] = "skipped_steps"
 
     in_a_row: int = threshold(16, at_least="in_a_row_when_low")
-    """So many skips in a row are no search for a scale."""
+    """Number of skips in a row that are no search for a scale."""
     in_a_row_when_low: int = 12
-    """So many are enough once the scale is below one."""
+    """The same, once the scale is below one."""
     searching_scale: float = 4096.0
-    """Above this scale, and before any step has passed, a scaler may still be looking for its scale."""
+    """Above this scale, and before any step has passed, a scaler may still be searching for its scale."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first run of skips that is long enough."""
+        """Yield at most one finding: the first run of skips that is long enough."""
         by_rank: dict[int, list[tuple[Note, Skipped]]] = {}
         for note, skipped in window.notes_of(Skipped):
             by_rank.setdefault(note.rank, []).append((note, skipped))
@@ -56,7 +56,7 @@ class SkippedSteps:
         if not found:
             return
         leader = min(found, key=lambda rank: (by_rank[rank][found[rank]][0].step, rank))
-        # A rank that is one skip behind shows the same.
+        # A rank that is one skip behind is affected too.
         ranks = tuple(
             sorted(rank for rank, said in by_rank.items() if said[-1][1].in_a_row >= self.in_a_row_when_low - 1)
         )
@@ -113,7 +113,7 @@ def _overflow_evidence(origin: Origin) -> Iterator[Evidence]:
 
 
 def _first_of_run(said: list[tuple[Note, Skipped]], place: int) -> Note:
-    """The first step of a run of skips: not every skip is reported, and the count falls where a step was taken."""
+    """Return the first step of a run of skips: not every skip is reported, and the count falls when a step was taken."""
     while place and said[place - 1][1].in_a_row and said[place - 1][1].in_a_row < said[place][1].in_a_row:
         place -= 1
     return said[place][0]

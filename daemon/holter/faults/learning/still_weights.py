@@ -40,7 +40,7 @@ from holter.records import Census, Evidence, Finding, ModuleVitals, Vitals
 
 NARROW = ("bfloat16", "float16")
 EPSILON = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Half a unit in the last place of one."""
+"""Half a unit in the last place of the number one."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,27 @@ class StillWeights:
     name: ClassVar[str] = "still_weights"
 
     num_vitals: int = 3
-    """How many reports in a row must show it."""
+    """Number of reports in a row that must show it."""
     min_steps: int = 8
-    """Few changed elements: over so many steps."""
+    """Number of steps over which few elements changed."""
     max_changed: float = threshold(0.1, above=0, below=1)
-    """Share of all sampled elements that a step changes."""
+    """Share of all sampled elements that a step changes, below which few changed."""
     max_changed_in_module: float = 0.2
-    """A module below this share counts as still; still ones must hold most elements."""
+    """Share of changed elements below which a module counts as still; still ones must hold most elements."""
     min_zero_steps: int = threshold(16, at_least=2)
-    """A rate of exactly zero: over so many steps."""
+    """Number of steps over which the rate was exactly zero."""
     unheld_steps: int = threshold(24, at_least=2)
-    """No optimizer has stepped a tensor with a gradient: over so many steps."""
+    """Number of steps over which no optimizer stepped a tensor with a gradient."""
     max_unheld: float = threshold(0.25, above=0, below=1)
-    """Share of the trainable tensors up to which what nobody holds was forgotten; twice as many where they are not the model's beginning."""
+    """Largest share of the trainable tensors that were forgotten if no optimizer holds them; twice that if they are not the model's beginning."""
     min_rate: float = 0.1
-    """Share of the largest learning rate seen; below it few changed elements do not count."""
+    """Share of the largest learning rate seen, below which few changed elements do not count."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: no rate, no step, rounded away, rounded on purpose, lost; in this order."""
+        """Yield at most one finding, in this order: no rate, no step, rounded away, rounded on purpose, lost."""
         census = next(iter(window.models.census.values()), None)
         rateless = find_streak(
             window,
@@ -100,7 +100,7 @@ class StillWeights:
             yield _rounded_away(away)
             return
         tiny = find_streak(window, Vitals, self._changes_little, at_least=self.num_vitals, min_steps=self.unheld_steps)
-        # A run that has learned all there is changes little too: from the first steps on it is another matter.
+        # A run that has learned all there is changes little too, but not from its first steps on.
         if tiny and tiny.first_step <= self.min_steps and self._is_at_work(window, tiny, len(tiny.notes) // 2):
             yield _rounded_away(tiny, dtypes=tuple(EPSILON))
             return
@@ -116,7 +116,7 @@ class StillWeights:
             yield _lost_update(lost, names)
 
     def _is_forgotten(self, vitals: Vitals, census: Census | None) -> bool:
-        """What somebody trains a part of a model without is its beginning; a layer behind that, or a few tensors, were forgotten."""
+        """Whether parameters that no optimizer holds were forgotten: a later layer or a few tensors were, a model's beginning may be left out on purpose."""
         count, share = vitals.unheld.count, self.max_unheld
         if vitals.is_unheld_wrapped:
             return True
@@ -134,7 +134,7 @@ class StillWeights:
         return _share_changed(vitals) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
 
     def _is_at_work(self, window: Window, streak: Streak[Vitals], since: int = 0) -> bool:
-        """The learning rate is near its peak, and not on its way up since this note."""
+        """Whether the learning rate is near its peak, and not still rising since this note."""
         first, last = (
             max((m.learning_rate for m in vitals.modules), default=0.0)
             for _, vitals in (streak.notes[since], streak.last)
@@ -150,7 +150,7 @@ def _is_beginning(census: Census, names: Collection[str]) -> bool:
 
 
 def _share_changed(vitals: Vitals) -> float:
-    """Over all modules, by their elements that had a gradient."""
+    """Return the share of changed elements over all modules, weighted by their elements with a gradient."""
     pairs = [
         (m.changed, m.numel * (1 - (0.0 if math.isnan(m.gradient_zeros) else m.gradient_zeros))) for m in vitals.modules
     ]
@@ -173,7 +173,7 @@ def _is_adaptive(census: Census | None) -> bool:
 
 
 def _is_stochastic(census: Census | None, streak: Streak[Vitals]) -> bool:
-    """Rounding at random changes few elements by much: the update is then larger than without any rounding."""
+    """Whether weights are rounded at random, which changes few elements by much: the update is then larger than without rounding."""
     if not _is_adaptive(census):
         return False
     still = [m for m in streak.last[1].modules if m.dtype in NARROW and m.update_ratio > 0 and m.weight_norm > 0]
@@ -182,13 +182,13 @@ def _is_stochastic(census: Census | None, streak: Streak[Vitals]) -> bool:
 
 
 def _module_of(name: str, vitals: Vitals) -> ModuleVitals | None:
-    """The innermost module that is described and holds this tensor."""
+    """Return the innermost described module that holds this tensor."""
     holders = [m for m in vitals.modules if name.startswith(f"{m.module}.") or not m.module]
     return max(holders, key=lambda module: len(module.module), default=None)
 
 
 def _lost(vitals: Vitals, *, is_adaptive: bool) -> list[str]:
-    """Unchanged tensors. An adaptive optimizer moves a narrow weight by less than its gradient promises: that is rounding."""
+    """Return unchanged tensors, without those whose updates an adaptive optimizer may have lost by rounding in a narrow dtype."""
     holders = {name: _module_of(name, vitals) for name in vitals.unchanged.names}
     return [name for name, held in holders.items() if not (is_adaptive and held is not None and held.dtype in NARROW)]
 
@@ -199,7 +199,7 @@ def _always_lost(streak: Streak[Vitals], *, is_adaptive: bool) -> tuple[str, ...
 
 
 def _always(streak: Streak[Vitals]) -> tuple[str, ...]:
-    """Tensors that had a gradient and no rate at every report."""
+    """Return the tensors that had a gradient and no rate in every report."""
     every = [set(vitals.without_rate.names) for _, vitals in streak.notes]
     return tuple(name for name in streak.last[1].without_rate.names if all(name in names for names in every))
 

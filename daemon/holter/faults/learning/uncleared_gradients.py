@@ -31,9 +31,9 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
 SHORT_OF_ROOT = 0.8
-"""Of the root of the number of gradients that are summed, to allow for those that shrink in training."""
+"""Share of the root of the number of summed gradients, to allow for those that shrink in training."""
 NUM_COMPARED = 4
-"""Steps at either end of the gradient norm's history."""
+"""Number of steps at either end of the gradient norm's history."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class UnclearedGradients:
     name: ClassVar[str] = "uncleared_gradients"
 
     min_steps: int = 4
-    """Checked steps in a row that began with left-over gradients."""
+    """Number of checked steps in a row that began with left-over gradients."""
     min_growth: float = threshold(1.2, above=1)
-    """Norm of the left-over gradients over what it was at first."""
+    """Ratio of the norm of the left-over gradients to what it was at first."""
     min_lasting_steps: int = threshold(16, at_least=2)
-    """With several optimizers, or where they do not grow: checked steps in a row."""
+    """Number of checked steps in a row, with several optimizers or if the gradients do not grow."""
     num_vitals: int = 2
-    """How many reports in a row must show it."""
+    """Number of reports in a row that must show it."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         is_one = max((len(census.optimizers) for census in window.models.census.values()), default=1) <= 1
         streak = find_streak(
             window, Vitals, self._grows if is_one else self._grows_like_a_sum, at_least=self.num_vitals
@@ -72,7 +72,7 @@ class UnclearedGradients:
         return vitals.uncleared_steps >= self.min_lasting_steps
 
     def _grows_like_a_sum(self, vitals: Vitals) -> bool:
-        """A sum of independent gradients grows with the root of their number, one of equal ones with the number itself."""
+        """Whether they grow like a sum, which grows with the root of the number of independent gradients, or with the number of equal ones."""
         num = vitals.uncleared_steps
         return num >= self.min_lasting_steps and vitals.uncleared_growth > SHORT_OF_ROOT * math.sqrt(num)
 

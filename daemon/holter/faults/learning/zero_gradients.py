@@ -29,13 +29,13 @@ from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, Inspection
 
 NORMS = ("gradient_norm", "norm.gradients")
-"""Of a rank's own gradients, and of those that optimizers are given."""
+"""Norms of a rank's own gradients, and of those that optimizers are given."""
 NUM_BEFORE = 8
-"""Steps before the first zero that are looked at."""
+"""Number of steps before the first zero that are looked at."""
 STILL_LARGE = 0.2
-"""A loss that had come down to less than this share of what it was at first was about to be solved."""
+"""Share of its first values: a loss that had fallen below it was about to be solved."""
 TINY_LOSS = 1e-3
-"""Gradients of a loss below this one may be lost under float16's range."""
+"""Gradients of a loss below this may be lost below float16's range."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class ZeroGradients:
     name: ClassVar[str] = "zero_gradients"
 
     min_first_steps: int = threshold(8, at_least=2)
-    """Steps in a row until now, if there never was another."""
+    """Number of steps in a row until now, if the norm never was anything else."""
     min_steps: int = 16
-    """Steps in a row until now, if there was."""
+    """Number of steps in a row until now, if it was."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: of what a rank's backward passes made, else of what its optimizer is given."""
+        """Yield at most one finding: for the result of a rank's backward passes, or else for what its optimizer is given."""
         yield from itertools.islice((found for name in NORMS for found in self._of(window, name)), 1)
 
     def _of(self, window: Window, name: str) -> Iterator[Finding]:
@@ -80,21 +80,21 @@ def _is_zero(norm: Spread) -> bool:
 
 
 def _is_sudden(before: list[tuple[int, Spread]], losses: list[tuple[int, float]], first: int) -> bool:
-    """From one step to the next, with a loss that had not come to its end."""
+    """Whether it happened from one step to the next, while the loss had not come to its end."""
     past = [abs(value) for step, value in losses if step < first]
     has_left = bool(past) and median(past[-NUM_BEFORE:]) >= STILL_LARGE * median(past[:NUM_BEFORE])
     return has_left and all(norm.low > 0 for _, norm in before[-NUM_BEFORE:])
 
 
 def _is_any_nonfinite(window: Window, first: int) -> bool:
-    """Whether losses or gradients stopped being numbers: of a tensor of NaN the finite part has norm zero."""
+    """Whether losses or gradients stopped being numbers: the finite part of a tensor of NaN has norm zero."""
     return any(
         spread.num_nonfinite for name in ("loss", *NORMS) for step, spread in window.values(name) if step >= first
     )
 
 
 def _may_be_underflow(window: Window, losses: list[float]) -> bool:
-    """Whether float16 alone can have made the zeros: that is `gradient_range`'s to tell."""
+    """Whether float16 alone can have made the zeros, which `gradient_range` judges."""
     is_half = any(found.autocast_dtype == "float16" for _, found in window.notes_of(Inspection)) or any(
         entry.dtype == "float16" and entry.requires_grad
         for census in window.models.census.values()

@@ -37,7 +37,7 @@ TERM = re.compile(r"^(loss_terms?\.(.*[._])?kl([._].*)?|kl_loss)$")
 """Matches the name of a KL term of the loss."""
 
 ROUNDING, FALLEN, MIN_TINY, MAX_GROWTH = 1e-6, 100.0, 16, 2.0
-"""In turn: largest KL of two models that are equal but for rounding; how many times that it had been before; logs needed; largest growth of it, since a policy that has just set out moves faster."""
+"""Largest KL of two models equal but for rounding; times that it was before; logs needed; growth up to which it is no policy that sets out."""
 
 
 @dataclass(frozen=True)
