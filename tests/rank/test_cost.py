@@ -86,10 +86,10 @@ def native() -> None:
 def test_a_step_of_one_rank_makes_few_calls_however_many_tensors_there_are(wear):
     worn = wear(budget=0.01)
     worn.monitor.add_model(model := network(40))
-    assert calls_of_a_step(worn, model) < 330
+    assert calls_of_a_step(worn, model) < 345
 
 
 @pytest.mark.usefixtures("native", "swept", "gloo")
 def test_a_step_that_is_compared_makes_few_calls_however_many_tensors_there_are(wear):
     worn = wear(world_size=2, budget=0.01)
-    assert calls_of_a_step(worn, DistributedDataParallel(network(40))) < 570
+    assert calls_of_a_step(worn, DistributedDataParallel(network(40))) < 585
