@@ -13,7 +13,7 @@ from holter.faults.numerics.overfitting import Overfitting
 from holter.records import Fix
 
 _STEPS_OF_A_RISE = 30
-"""As many as a rise must last to be one."""
+"""Number of steps that a rise must last to be one."""
 _NO_LOCAL_VIEW = (
     "gradients from before the reduction: the framework did not show them, so the rank that made the NaN is not known"
 )
@@ -493,11 +493,11 @@ FAMILY = Family(
         OVERFITTING, DOMINATING_LOSS_TERM,
     ),
     brings_about=(
-        # NaN in the weights: everything computed from them is NaN, its bit patterns may differ, and a script may stop over it.
+        # NaN in the weights makes everything computed from them NaN, possibly with different bits, and a script may stop because of it.
         Consequence("nonfinite_values", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_values", "gradient_range", "skipped_steps", "learning_rate"), ("logged", "weights", "curves")),
         Consequence("nonfinite_values", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("nonfinite_loss", ("loss_trend", "overfitting", "loss_terms")),
-        # A step that is too large, or grows without being meant to.
+        # A step that is too large, or grows unintentionally.
         Consequence("learning_rate", ("nonfinite_values", "missing_gradients", "still_weights", "skipped_steps", "batch_values"), ("logged", "curves"), unless_follower_is=("nonfinite_input",)),
         Consequence("learning_rate", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("gradient_explosion", ("loss_trend", "gradient_balance", "nonfinite_loss", "learning_rate")),

@@ -34,37 +34,37 @@ MAX_SHOWN = 5
 
 
 class ShareShift(NamedTuple):
-    """One module, then and now."""
+    """One module's share, before and now."""
 
     module: str
     first_step: int
     before: float
     now: float
     ratio_before: float
-    """Its norm over the middle one of its peers."""
+    """Ratio of its norm to the median norm of its peers."""
     ratio: float
 
 
 @dataclass(frozen=True)
 class GradientBalance:
-    """Judges each module's share of the gradient against its own beginning."""
+    """Compares each module's share of the gradient with its own beginning."""
 
     name: ClassVar[str] = "gradient_balance"
 
     ratio: float = threshold(100.0, above=1)
-    """How many times the middle norm of its peers one module's norm must be, or the reverse."""
+    """How many times the median norm of its peers one module's norm must be, or the reverse."""
     growth: float = threshold(10.0, above=1)
     """How many times that ratio must have grown since the beginning."""
     min_checks: int = threshold(5, at_least=1)
-    """Checks in a row until now, and at least twice as many before."""
+    """Number of checks in a row until now, and of at least twice as many before."""
     skip_checks: int = 2
-    """The first checks are no beginning: too much settles then."""
+    """Number of first checks that are left out, because much still settles then."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding, with all such modules."""
+        """Yield at most one finding, with all such modules."""
         yield from apart_from_tests(window, self._judged)
 
     def _judged(self, window: Window) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ class GradientBalance:
         ratio, before = norm / middle, own_before / middle_before
         is_above = ratio > max(self.ratio, self.growth * before) and norm > self.growth * own_before
         is_below = ratio < min(1 / self.ratio, before / self.growth) and norm * self.ratio < own_before
-        # A middle that fell as well is a run that settles.
+        # If the median fell as well, the run is settling.
         return is_above or (is_below and middle * 3 > middle_before)
 
 

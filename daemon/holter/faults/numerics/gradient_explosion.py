@@ -32,7 +32,7 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
 WIDTH, NEEDED = 8, 5
-"""Of eight steps, five: a spike of a few steps comes back."""
+"""Of so many steps, so many must be high: a spike of a few steps comes back."""
 MAX_POINTS = 2000
 BEYOND_RETURN = 1000.0
 
@@ -43,30 +43,30 @@ class Onset(NamedTuple):
     place: int
     usual: float
     kept_to: float
-    """The highest level that it ever kept for several steps."""
+    """The highest level that the norm had ever kept for several steps."""
     level: float
     score: float
 
 
 @dataclass(frozen=True)
 class GradientExplosion:
-    """Judges the gradient norm against its own history."""
+    """Compares the gradient norm with its own history."""
 
     name: ClassVar[str] = "gradient_explosion"
 
     min_history: int = threshold(20, at_least=WIDTH)
-    """Steps before which nothing is judged."""
+    """Number of steps before which nothing is judged."""
     deviations: float = 8.0
     factor: float = 10.0
     """How many times its median the norm must be."""
     sure_factor: float = 100.0
-    """How many times its median the norm must be where the loss gets no worse."""
+    """The same, if the loss gets no worse."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first onset."""
+        """Yield at most one finding: the first onset."""
         yield from apart_from_tests(window, self._judged)
 
     def _judged(self, window: Window) -> Iterator[Finding]:
@@ -99,7 +99,7 @@ class GradientExplosion:
 
 
 def _loss_suffers(window: Window, first: int) -> tuple[float, float] | None:
-    """(usual, now) of a loss that left its history with the norm; not finite counts."""
+    """Return (usual, now) of a loss that left its history together with the norm, which includes not being finite; else None."""
     losses = window.values("loss")
     past = [value for step, value in finite(losses) if step < first][-100:]
     after = [math.inf if spread.num_nonfinite else spread.mean for step, spread in losses if step >= first][:20]
@@ -110,7 +110,7 @@ def _loss_suffers(window: Window, first: int) -> tuple[float, float] | None:
 
 
 def _is_changed_on_purpose(window: Window, first: int) -> bool:
-    """Other micro-batches, or other tensors trained, since just that step: another norm is no fault."""
+    """Whether other micro-batches, or other trained tensors, began at just that step: then another norm is no fault."""
     near = range(first - 2, first + WIDTH)
     if any(change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.models.changes):
         return True
@@ -121,7 +121,7 @@ def _is_changed_on_purpose(window: Window, first: int) -> bool:
 
 
 def _grown(window: Window, first: int) -> list[tuple[str, float, float]]:
-    """(module, usual norm, norm since) of the modules that grew tenfold, the most first."""
+    """Return (module, usual norm, norm since) of the modules whose norm grew tenfold, the largest growth first."""
     before: dict[str, list[float]] = {}
     since: dict[str, list[float]] = {}
     for note, vitals in window.notes_of(Vitals):
@@ -158,7 +158,7 @@ def _finding(window: Window, name: str, norms: Points, onset: Onset, suffering: 
 
 
 def _came_back(norms: Points, onset: Onset) -> bool | None:
-    """Whether the last steps are within the history again; None: too early to say."""
+    """Whether the last steps are within the history again; None if it is too early to say."""
     after = [value for _, value in norms[onset.place + WIDTH :]]
     return median(after[-WIDTH:]) < 2 * onset.kept_to if len(after) >= WIDTH else None
 

@@ -32,38 +32,38 @@ from holter.records import Evidence, Finding, Vitals
 
 MAX_SHOWN = 5
 LEAST_BEFORE, LEAST_AFTER = 3, 3
-"""Checks before and after a fall of all modules."""
+"""Number of checks before and after a fall of all modules."""
 
 Norms = Mapping[str, float]
 """Module -> gradient norm."""
 Checks = Mapping[int, Norms]
-"""Step -> norms."""
+"""Step -> norms of the modules."""
 
 
 @dataclass(frozen=True)
 class GradientVanishing:
-    """Judges modules against their peers."""
+    """Compares modules with their peers."""
 
     name: ClassVar[str] = "gradient_vanishing"
 
     floor: float = 1e-8
     """A norm below this is too small for float32."""
     ratio: float = 1e-7
-    """Below this ratio of its norm to its peers' a module's gradient is too small."""
+    """A module's gradient is too small if the ratio of its norm to its peers' is below this."""
     min_checks: int = threshold(5, at_least=2)  # One check shows no trend.
-    """Checks in a row until now."""
+    """Number of checks in a row until now."""
     min_steps: int = 16
-    """Steps that those of a single matrix must span."""
+    """Number of steps that the checks of a single matrix must span."""
     fall: float = 1e-4
-    """To this share of what it was the norm of all modules falls, from one check to the next."""
+    """Share of what it was to which the norm of all modules falls from one check to the next."""
     max_growth: float = 1.5
-    """A norm that grows more over those checks is on its way."""
+    """A norm that grows by more than this over those checks is on its way."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding, with all such modules."""
+        """Yield at most one finding, with all such modules."""
         checks = gradient_norms(window)
         if len(checks) < self.min_checks:
             return
@@ -88,7 +88,7 @@ class GradientVanishing:
         return {name for name, norm in norms.items() if 0 < norm < limit}
 
     def _fallen(self, checks: Checks) -> tuple[int, float, float] | None:
-        """(step, before, now) of a norm that left its own history downward, at once and for all modules."""
+        """Return (step, before, now) of a norm that left its own history downward, at once and for all modules."""
         common = set.intersection(*(set(norms) for norms in checks.values()))
         totals = [(step, math.hypot(*(norms[name] for name in common))) for step, norms in checks.items()]
         for place in range(LEAST_BEFORE, len(totals) - LEAST_AFTER + 1):
@@ -161,7 +161,7 @@ def _of_tensors(window: Window, streak: Streak[Vitals], names: tuple[str, ...]) 
 
 
 def _since(name: str, steps: Sequence[int], tiny: Mapping[int, set[str]]) -> int:
-    """The first of the checks, in a row until the last, at which this module was tiny."""
+    """Return the first of the checks in a row, until the last one, at which this module was tiny."""
     first = steps[-1]
     for step in reversed(steps):
         if name not in tiny[step]:
@@ -208,7 +208,7 @@ def _finding(window: Window, checks: Checks, steps: Sequence[int], since: Mappin
 
 
 def gradient_norms(window: Window) -> dict[int, Norms]:
-    """Step -> norms, ascending, from the first rank that spoke at each; only modules that are trained with a learning rate above zero."""
+    """Return norms by step, ascending, from the first rank that reported each step; only of modules with a learning rate above zero."""
     found: dict[int, Norms] = {}
     for note, vitals in window.notes_of(Vitals):
         norms = {

@@ -34,26 +34,26 @@ from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Severity, Vitals
 
 HISTORY = 100
-"""Steps before the jump that are looked at."""
+"""Number of steps before the jump that are looked at."""
 NUM_CHECKS = 8
-"""The last ones, over which a step's size is judged."""
+"""Number of the last checks over which a step's size is judged."""
 BEYOND_RETURN = 1000.0
 AT_ONCE = 10.0
-"""Times the rate before, from which on a single loss that is no number is the jump's: a halt leaves no second one."""
+"""How many times the rate before it a jump must be for a single non-finite loss to count: a halt leaves no second one."""
 MOST = 0.5
-"""Share of the modules."""
+"""Share of the modules that is most of them."""
 FIRST_STEPS = 8
-"""Steps at which a rate that is too high from the start makes its largest updates."""
+"""Number of steps in which a rate that is too high from the start makes its largest updates."""
 WORSE, NEARLY_ALL, BETTER = 1.1, 0.85, 0.9
-"""A loss that the first steps left a tenth above its beginning, nearly all of them, and that did not come to a tenth below it since."""
+"""A loss that the first steps left a tenth above its beginning, nearly all of them, and that has not come to a tenth below it since."""
 FAR_UP, NO_BETTER = 3.0, 0.95
-"""A loss that was so many times its first one in the first steps, and after three times as many is no better than it."""
+"""A loss that was this many times its first value in the first steps, and is still no better than it after three times as many steps."""
 MIN_BLOW_UP = 8
-"""Steps of a loss that grew a thousandfold."""
+"""Number of steps of a loss that grew a thousandfold."""
 
 
 class Jump(NamedTuple):
-    """A step of the schedule that goes above everything before it."""
+    """A step at which the rate goes above everything before it."""
 
     step: int
     before: float
@@ -66,17 +66,17 @@ class Reaction(NamedTuple):
     name: str
     usual: float
     highest: float
-    """Before the jump."""
+    """Its highest value before the jump."""
     worst: float
     num_far: int
-    """Of the next ten: far above the history."""
+    """Number of the next ten values that are far above the history."""
     num_above: int
-    """Of the next twenty: above everything in the history."""
+    """Number of the next twenty values that are above everything in the history."""
     num_huge: int
-    """Of the next ten: ten times everything in the history, or not finite."""
+    """Number of the next ten values that are ten times everything in the history, or not finite."""
     is_worse: bool
     is_at_once: bool
-    """The first value after the jump is not finite."""
+    """Whether the first value after the jump is not finite."""
     last_step: int
 
 
@@ -87,11 +87,11 @@ class LearningRate:
     name: ClassVar[str] = "learning_rate"
 
     factor: float = threshold(3.0, above=1)
-    """A rise by less than this within a step is a schedule."""
+    """A rise by less than this factor within a step is part of a schedule."""
     min_history: int = 10
-    """Steps with a learning rate above zero before the jump."""
+    """Number of steps with a learning rate above zero before the jump."""
     deviations: float = 5.0
-    """How far a number must leave its history."""
+    """Deviations by which a number must leave its history."""
     large_update: float = 0.1
     """A step that changes a module by more than this share of its norm is too large."""
 
@@ -99,7 +99,7 @@ class LearningRate:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first jump that had consequences, else steps that are too large."""
+        """Yield at most one finding: the first jump that had consequences, or else steps that are too large."""
         yield from apart_from_tests(window, self._judged)
 
     def _judged(self, window: Window) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ class LearningRate:
         vitals = list(window.notes_of(Vitals))
         share, largest = _large_updates(vitals[-NUM_CHECKS:], self.large_update)
         at_first = _large_updates([seen for seen in vitals if seen[0].step < FIRST_STEPS], self.large_update)
-        # Most modules; looked at first, for it costs less than the trend.
+        # Checked first, because it costs less than the trend.
         if max(share, at_first[0]) <= MOST:
             return
         losses = finite(window.values("loss"))
@@ -135,7 +135,7 @@ class LearningRate:
             num_before += rate > 0
 
     def _reaction(self, window: Window, name: str, jump: Jump) -> Reaction | None:
-        """None: too little history, or it was out of it at the step of the jump already."""
+        """Return what a number did after the jump; None if its history is too short, or it had left it at the jump already."""
         points = [(step, math.inf if s.num_nonfinite else s.mean) for step, s in window.values(name)]
         past = [value for step, value in points if step < jump.step and math.isfinite(value)][-HISTORY:]
         after = [(step, value) for step, value in points if step > jump.step][:20]
@@ -169,14 +169,14 @@ class LearningRate:
 
 
 def _until_foreign_nan(after: Points, margin: float) -> Points:
-    """Without a NaN that came out of ordinary values: a bad batch some steps after a jump is not the jump's."""
+    """Cut off at a NaN that came out of ordinary values: a bad batch some steps after a jump is not the jump's fault."""
     first = next((i for i, (_, value) in enumerate(after) if math.isinf(value)), None)
     is_own = not first or any(value > margin for _, value in after[:first])
     return after if is_own else after[:first]
 
 
 def _is_consequence(reactions: list[Reaction]) -> bool:
-    """The loss left its history; or the norm did and the loss is no better; or either is beyond all bounds."""
+    """Whether the loss left its history, or the norm did while the loss is no better, or either exceeds all bounds."""
     of = {reaction.name: reaction for reaction in reactions}
     norm, loss = of.get("gradient_norm"), of.get("loss")
     if loss and (loss.num_far >= 3 or loss.num_above >= 8 or loss.num_huge >= 2):  # noqa: PLR2004 - several, not one
@@ -187,7 +187,7 @@ def _is_consequence(reactions: list[Reaction]) -> bool:
 
 
 def _is_at_once(window: Window, jump: Jump, reactions: list[Reaction]) -> bool:
-    """The first loss of the new weights is no number, and the batch was made of numbers."""
+    """Whether the first loss of the new weights is not finite although its batch was."""
     is_lost = any(reaction.is_at_once for reaction in reactions if reaction.name == "loss")
     inputs = (
         entry for view in window.steps if view.step > jump.step for _, entry in view.nonfinite if entry.where == "input"
@@ -239,7 +239,7 @@ def _reaction_evidence(jump: Jump, reaction: Reaction) -> Evidence:
 
 
 def _large_updates(seen: Sequence[tuple[Note, Vitals]], limit: float) -> tuple[float, float]:
-    """Share of modules whose steps at these checks are too large, and the largest."""
+    """Return the share of modules whose steps at these checks are too large, and the largest step."""
     ratios: dict[str, list[float]] = {}
     for _, vitals in seen:
         for module in vitals.modules:
@@ -250,7 +250,7 @@ def _large_updates(seen: Sequence[tuple[Note, Vitals]], limit: float) -> tuple[f
 
 
 def _blow_up(losses: Points) -> Rise | None:
-    """A loss that grew a thousandfold from where it started and never came back: too fast for a trend, soon not finite."""
+    """Return the rise of a loss that grew a thousandfold from its start and never came back: too fast for a trend, soon not finite."""
     if len(losses) < MIN_BLOW_UP or losses[0][1] <= 0:
         return None
     start, now = median(value for _, value in losses[:3]), median(value for _, value in losses[-5:])
@@ -264,15 +264,15 @@ def _blow_up(losses: Points) -> Rise | None:
 
 
 def _no_better(losses: Points) -> Rise | None:
-    """A loss that the first steps of a run left behind, and that has not become better than it was before them since."""
+    """Return the rise of a loss that became worse in the first steps of a run and has not become better than before since."""
     if len(losses) < 2 * FIRST_STEPS or losses[0][0] > 1 or losses[0][1] <= 0:
         return None
-    # Before any step: the second loss may be ruined already.
+    # The loss before any step: the second one may already be ruined.
     start = losses[0][1]
     early = [value for _, value in losses[FIRST_STEPS // 2 : 3 * FIRST_STEPS]]
     now = median(value for _, value in losses[-FIRST_STEPS:])
     is_left_worse = median(early) > WORSE * start and sum(value > start for value in early) >= NEARLY_ALL * len(early)
-    # It went far up at first and came down to where it began, no further: what was thrown away was not learned anew.
+    # It went far up at first and came down only to where it began: what was lost was not learned again.
     is_left_empty = len(losses) >= 3 * FIRST_STEPS and max(value for _, value in losses[:FIRST_STEPS]) > FAR_UP * start
     if not is_left_worse and not (is_left_empty and now > NO_BETTER * start):
         return None

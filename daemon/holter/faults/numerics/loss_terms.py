@@ -34,36 +34,36 @@ from holter.records import Evidence, Finding
 
 PREFIX = "log.loss_terms."
 SURROGATE = re.compile(r"(^|[._])(policy|pg|actor|surrogate|ppo|grpo|reinforce|rl)([._]|$)")
-"""Terms whose value says nothing of their gradient."""
+"""Matches terms whose value says nothing about their gradient."""
 OF_RETURNS = re.compile(r"(^|[._])(value|vf|critic|q|td)([._]|$)")
-"""Beside a policy's, a term that is as large as its rewards: the first one that a policy finds makes it jump."""
+"""Matches terms that, beside a policy's, are as large as its rewards: the first reward that a policy finds makes them jump."""
 SMALL_BY_DESIGN = re.compile(r"(^|[._])(l1|l2|reg\w*|penalty|\w*decay|smooth\w*|aux\w*|z_loss|balanc\w*|prior)([._]|$)")
-"""Terms that stand beside a task with a small weight: that the task outweighs them is meant."""
+"""Matches terms that have a small weight beside a task: that the task outweighs them is intended."""
 MAX_LOGS = 400
 RISEN = 3.0
-"""A term that is so many times what it was at first has grown itself."""
+"""A term that is this many times what it was at first has grown itself."""
 JUMP, LASTING, LEADING = 30.0, 8, 10.0
-"""Times its largest value that a term jumps to, logs for which it stays up there, and times the others together that it then is."""
+"""Times its largest value to which a term jumps, number of logs for which it stays there, and times the sum of the others that it then is."""
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Judges the magnitudes of the terms against each other."""
+    """Compares the magnitudes of the terms of the loss."""
 
     name: ClassVar[str] = "loss_terms"
 
     ratio: float = 100.0
-    """How many times all the others together one term must be."""
+    """How many times the sum of all others one term must be."""
     min_logs: int = threshold(20, at_least=3)  # Thirds are compared.
-    """Logs before anything is said."""
+    """Number of logs before anything is reported."""
     min_zero_logs: int = 40
-    """Logs before a term that was never there is spoken of."""
+    """Number of logs before a term that was always zero is reported."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: a term that is gone, else one that dominates."""
+        """Yield at most one finding: a term that is gone, or else one that dominates."""
         terms = _terms(window)
         measured = {name: points for name, points in terms.items() if not SURROGATE.search(_short(name))}
         if len(terms) < 2:  # noqa: PLR2004 - one term has no others
@@ -80,7 +80,7 @@ class LossTerms:
             yield _of_dominance(window, found, terms, self.min_logs)
 
     def _gone_since(self, points: Points) -> int | None:
-        """The first of the zeros that end the series, if they are many, and began at the start or abruptly."""
+        """Return the step of the first of the zeros that end the series, if they are many and began at the start or abruptly; else None."""
         num = next((i for i, (_, value) in enumerate(reversed(points)) if value != 0), len(points))
         if num == len(points):
             return points[0][0] if num >= self.min_zero_logs else None
@@ -92,7 +92,7 @@ class LossTerms:
         return points[-num][0] if is_abrupt else None
 
     def _jumped(self, terms: Mapping[str, Points]) -> tuple[str, int, tuple[float, float]] | None:
-        """(name, step, (before, after)) of a term whose weight was changed by much: by nothing that training does in a step."""
+        """Return (name, step, (before, after)) of a term whose weight was changed by more than training changes in a step; None if there is none."""
         rows = _common(terms)
         has_policy = any(SURROGATE.search(_short(name)) for name in terms)
         for name in terms if len(rows) >= self.min_logs + LASTING else ():
@@ -126,7 +126,7 @@ class LossTerms:
         return None
 
     def _is_learned(self, sums: Sequence[tuple[float, float]]) -> bool:
-        """Whether the others were as large at first and have been trained down, while this one stayed about what it was."""
+        """Whether the others were as large at first and have been trained down, while this one stayed about the same."""
         first, recent = sums[: self.min_logs // 2], sums[-self.min_logs :]
         was_usual = median(own for own, _ in first) <= self.ratio * median(rest for _, rest in first)
         return was_usual and median(own for own, _ in recent) < RISEN * median(own for own, _ in first)
@@ -142,19 +142,19 @@ def _sizes(points: Points) -> list[float]:
 
 
 def _has_both_signs(points: Points) -> bool:
-    """Whether its value wanders about zero, so that its size is not its weight."""
+    """Whether its value moves around zero, so that its size says nothing about its weight."""
     return min(value for _, value in points) < 0 < max(value for _, value in points)
 
 
 def _common(terms: Mapping[str, Points]) -> list[dict[str, float]]:
-    """Magnitudes at the steps at which every term was logged."""
+    """Return the magnitudes at the steps at which every term was logged."""
     by_name = {name: dict(points) for name, points in terms.items()}
     steps = sorted(set.intersection(*(set(points) for points in by_name.values())))
     return [{name: abs(points[step]) for name, points in by_name.items()} for step in steps]
 
 
 def _is_growing(shares: Sequence[float]) -> bool:
-    """Whether the others' share grew by half from the first third to the last, or in the last stretch."""
+    """Whether the others' share grew by half from the first third to the last, or grew in the last stretch."""
     part = max(1, len(shares) // 3)
     recent = shares[-20:]
     half = max(1, len(recent) // 2)

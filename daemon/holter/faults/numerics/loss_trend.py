@@ -45,46 +45,46 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Labels
 
 BLOCK = 20
-"""Steps whose median is one point of the trend."""
+"""Number of steps whose median is one point of the trend."""
 TURNED = 12
-"""Steps after a change of sign that must go on in that direction."""
+"""Number of steps after a change of sign that must go on in that direction."""
 FAR = 3.0
 """Times what the loss usually moves from one step to the next."""
 SERIES = ("loss", "learning_rate", "gradient_norm")
 RESTING = 100
-"""Newest steps in which the learning rate must not rise."""
+"""Number of newest steps in which the learning rate must not rise."""
 RISING = 1.02
 FAR_ABOVE = 1.3
-"""Times the loss of guessing: above it something else is added, or wrong."""
+"""Times the loss of guessing: above that, something else is added to the loss, or wrong."""
 TERM = "log.loss_terms."
 GOOD_PART = 0.25
-"""Of all logged terms in the best stretch."""
+"""Share of all logged terms in the best stretch."""
 MOST_TRADED = 3.0
-"""Times its best level that a loss may rise while a good part of it falls."""
+"""Times its best level up to which a loss may rise while a good part of it falls."""
 
 
 @dataclass(frozen=True)
 class LossTrend:
-    """Judges where the loss is going."""
+    """Judges the course of the loss."""
 
     name: ClassVar[str] = "loss_trend"
 
     stay: int = threshold(30, at_least=1)
-    """Steps that a rise must last."""
+    """Number of steps that a rise must last."""
     plateau_steps: int = threshold(400, at_least=5 * BLOCK)
-    """Steps without movement that are worth a word."""
+    """Number of steps without movement after which a plateau is reported."""
     converged: float = 0.05
-    """A loss below this is not stuck: it has arrived."""
+    """A loss below this is not stuck but has converged."""
     guessing_steps: int = threshold(150, at_least=100)
-    """Steps after which a loss that is no better than guessing is worth a word."""
+    """Number of steps after which a loss that is no better than guessing is reported."""
     guessing: float = threshold(0.985, above=0.5)
-    """Of the loss of guessing: from this share on nothing was learned."""
+    """Share of the loss of guessing from which on nothing was learned."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         yield from apart_from_tests(window, self._judged)
 
     def _judged(self, window: Window) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ class LossTrend:
             yield _of_plateau(window, losses, *still)
 
     def _guessing(self, window: Window, losses: Points) -> float | None:
-        """The loss of guessing, if from the first step on it never got better, though steps are not getting larger any more."""
+        """Return the loss of guessing if the loss never got better than it, although the rate no longer rises; otherwise None."""
         if len(losses) < self.guessing_steps or losses[0][0] > 1:
             return None
         level = _loss_of_guessing(window)
@@ -111,20 +111,20 @@ class LossTrend:
             return None
         divided = _num_divided(window)
         series = [value * divided for value in values(losses)]
-        # In any part of the run: what was learned and lost again is another matter.
+        # In no part of the run: what was learned and lost again is another matter.
         blocks = [median(series[i : i + BLOCK]) for i in range(0, len(series) - BLOCK + 1, BLOCK)]
         is_stuck = min(blocks) >= self.guessing * level and max(blocks[-3:]) < FAR_ABOVE * level
         return level if is_stuck else None
 
     def _stillness(self, losses: Points) -> tuple[float, float, float] | None:
-        """(level, noise, movement) of a loss that did not move since it is remembered."""
+        """Return (level, noise, movement) of a loss that has not moved in all remembered steps, or None."""
         if len(losses) < self.plateau_steps:
             return None
         series = values(losses)
         blocks = [median(series[i : i + BLOCK]) for i in range(0, len(series) - BLOCK + 1, BLOCK)]
         level, noise = median(series), deviation(series)
         movement = slope([(float(i), block) for i, block in enumerate(blocks)]) * len(blocks)
-        # Of a median of twenty values: 1.25 sigma / sqrt(20), a quarter of the noise.
+        # The error of a median of twenty values is 1.25 sigma / sqrt(20), about a quarter of the noise.
         scatter = max(noise / 4, 1e-4 * abs(level))
         spread = max(blocks) - min(blocks)
         is_still = abs(movement) < scatter and abs(blocks[-1] - blocks[0]) < 4 * scatter and spread < 8 * scatter
@@ -132,7 +132,7 @@ class LossTrend:
 
 
 def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
-    """Other tensors are trained since just that step: another loss is no fault."""
+    """Whether other tensors began to be trained at just that step: then another loss is no fault."""
     near = range(rise.first_step - 2, rise.first_step + 3)
     return any(
         change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.models.changes
@@ -140,7 +140,7 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
 
 
 def _is_traded(window: Window, rise: Rise) -> bool:
-    """Whether a logged term that was a good part of the loss has fallen since its best stretch: something is being learned at the cost of the rest."""
+    """Whether a logged term that was a good part of the loss has fallen since its best stretch: it is learned at the cost of the rest."""
     if rise.best <= 0 or rise.factor > MOST_TRADED:
         return False
     names = {name for entry in window.series[-4:] for name in entry.numbers if name.startswith(TERM)}
@@ -159,7 +159,7 @@ def _is_traded(window: Window, rise: Rise) -> bool:
 
 
 def _loss_of_guessing(window: Window) -> float | None:
-    """Entropy of the labels that a classifying loss was given; of tokens, the logarithm of their number."""
+    """Return the entropy of the labels given to a classifying loss; for tokens, the logarithm of their number; None if unknown."""
     told = [labels for _, labels in window.notes_of(Labels)]
     sizes = {labels.num_classes for labels in told}
     if len(sizes) != 1 or min(sizes) < 2 or any(labels.is_weighted for labels in told):  # noqa: PLR2004 - one class is no choice
@@ -172,7 +172,7 @@ def _loss_of_guessing(window: Window) -> float | None:
 
 
 def _num_divided(window: Window) -> float:
-    """By how much an accumulating loop divided the loss that is known."""
+    """Return the number by which an accumulating loop divided the loss that is known."""
     parts = window.values("micro_steps")[-1:]
     is_divided = window.values("loss.is_divided")[-1:]
     return parts[0][1].mean if parts and is_divided and is_divided[0][1].low == 1 else 1.0
@@ -207,7 +207,7 @@ def _of_guessing(window: Window, losses: Points, level: float) -> Finding:
 
 
 def _turn(losses: Points) -> int | None:
-    """Where a loss that was above zero is from one step to the next as far below it, and from there on goes further."""
+    """Return the index at which a positive loss turned in one step to as far below zero, and went on from there; None if it did not."""
     series = values(losses)
     place = next((i for i, value in enumerate(series) if value < 0), 0)
     before, after = series[max(0, place - BLOCK) : place], series[place:]

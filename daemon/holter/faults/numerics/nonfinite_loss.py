@@ -29,7 +29,7 @@ from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, Origin, Severity
 
 LOGGED = frozenset({"loss", "train_loss", "training_loss"})
-"""What a script's logger shows as its loss."""
+"""Names under which a script's logger shows its loss."""
 
 Step = tuple[int, Spread]
 
@@ -41,21 +41,21 @@ class NonfiniteLoss:
     name: ClassVar[str] = "nonfinite_loss"
 
     min_steps: int = threshold(2, at_least=1)
-    """Fewer steps than this are information only, unless the loss's graph shows that it is no average over nothing."""
+    """Number of steps below which it is information only, unless the loss's graph shows that it is no average over nothing."""
     lost_steps: int = threshold(5, at_least="min_steps")
-    """So many in a row until now, on every rank: it will not come back."""
+    """Number of steps in a row until now, on every rank, after which the loss will not come back."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """One finding: the first such step."""
+        """Yield one finding: the first such step."""
         yield from apart_from_tests(window, self._judged)
 
     def _judged(self, window: Window) -> Iterator[Finding]:
         losses = window.values("loss")
         odd = [(step, spread) for step, spread in losses if spread.num_nonfinite]
-        # NaN in what was applied is another detector's, and the better explanation.
+        # `nonfinite_values` judges NaN that was applied to the weights, and explains it better.
         if not odd or any(entry.where != "input" for view in window.steps for _, entry in view.nonfinite):
             return
         first = odd[0][0]
@@ -97,14 +97,14 @@ def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity
 
 
 def _origins(window: Window, first: int, spread: Spread) -> tuple[tuple[int, ...], Origin | None]:
-    """Whose loss it was, and what is known of how it was made; all ranks if not all of those that had it said so."""
+    """Return the ranks with such a loss and what is known of its origin; all ranks if not all that had it reported an origin."""
     told = {rank: origin for (rank, step), origin in window.tensors.origins.items() if step == first}
     ranks = tuple(sorted(told)) if told and len(told) >= spread.num_nonfinite else tuple(sorted(window.attached))
     return ranks, next((told[rank] for rank in ranks if rank in told), None)
 
 
 def _logged_losses(window: Window, first: int) -> tuple[str | None, list[tuple[int, float]]]:
-    """The name under which the script has logged a loss since, and what was finite of it."""
+    """Return the name under which the script has logged a loss since then, and its finite values."""
     finite = {
         name: [point for point in points if point[0] >= first]
         for name, points in logged(window, LOGGED.__contains__).items()
@@ -118,7 +118,7 @@ def _logged_losses(window: Window, first: int) -> tuple[str | None, list[tuple[i
 
 
 def _has_finite_gradient(window: Window, steps: set[int]) -> bool | None:
-    """Whether gradients at those steps were finite; None: nobody read them."""
+    """Whether gradients at those steps were finite; None if nobody read them."""
     norms = [spread for step, spread in window.values("gradient_norm") if step in steps]
     return not any(spread.num_nonfinite for spread in norms) if norms else None
 

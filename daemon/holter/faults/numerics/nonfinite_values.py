@@ -33,7 +33,7 @@ from holter.faults.window import StepView, Window
 from holter.records import Evidence, Finding, Nonfinite, Origin, Where
 
 LOCAL: tuple[Where, ...] = ("input", "loss", "gradient")
-"""Views from before the reduction, in the order in which a NaN travels."""
+"""Places before the reduction, in the order in which a NaN travels."""
 
 WORDS: dict[Where, str] = {
     "input": "batch",
@@ -49,7 +49,7 @@ SUBJECTS: dict[Where, str] = {
 SENT = "what it sent to rank"
 """Begins the name of a pipeline stage's output."""
 MAX_ENTRIES = 6
-"""Evidence lines about single tensors; the rest is counted."""
+"""Number of evidence lines about single tensors; the rest are counted."""
 
 NonfiniteEntry = tuple[int, Nonfinite]
 
@@ -61,15 +61,15 @@ class NonfiniteValues:
     name: ClassVar[str] = "nonfinite_values"
 
     patience_s: float = threshold(2.0, at_least=0)
-    """How long to wait for ranks that have not reported a step, because one of them may be the culprit."""
+    """Seconds to wait for ranks that have not reported a step, because one of them may be the culprit."""
     headroom: float = threshold(16.0, at_least=1)
-    """What is finite in an overflown output comes within this factor of the dtype's largest number."""
+    """The finite values in an overflown output come within this factor of the dtype's largest number."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: all later NaNs are the first one's."""
+        """Yield at most one finding: all later NaNs follow from the first."""
         view = next((view for view in window.steps if _proofs(view)), None)
         if view is None:
             return
@@ -84,9 +84,9 @@ def _proofs(view: StepView) -> list[NonfiniteEntry]:
 
 
 def _of_senders(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
-    """What a pipeline's stage received is its sender's: whoever received it is named for nothing of this step, and the first sender made it.
+    """Blame what a pipeline's stage received on its sender: receivers are not named for this step, and the first sender made it.
 
-    What a stage sends on is its loss, as far as the stages before it are concerned.
+    For the stages before it, what a stage sends on is its loss.
     """
     given = [(rank, entry) for rank, entry in proofs if entry.received_from >= 0]
     receivers = {rank for rank, _ in given}
@@ -106,28 +106,29 @@ def _of_senders(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
         for rank, entry in given
         if entry.received_from not in receivers
     ]
-    # Stages that send to each other in a ring all received: then nobody is the first.
+    # If stages send to each other in a ring, all have received, and nobody is the first.
     return [*((rank, entry) for rank, entry in proofs if rank not in receivers), *sent] if sent else proofs
 
 
 def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
-    """The earliest place in which a NaN was met, and on whom."""
+    """Return the earliest place at which a NaN was met, and the ranks that had it there."""
     proofs = _of_stage(proofs)
     ranks: dict[Where, set[int]] = {where: {rank for rank, entry in proofs if entry.where == where} for where in WORDS}
-    # A NaN in a batch that left its rank's own loss and gradients finite harmed nobody.
+    # A NaN in a batch that left its rank's own loss and gradients finite did no harm.
     harmed = ranks["loss"] | ranks["gradient"]
     if harmed:
         ranks["input"] &= harmed
     earliest: Where = next((where for where in LOCAL if ranks[where]), "reduced_gradient")
-    # A clip by the norm of all shards gives one rank's NaN to every shard.
+    # Clipping by the norm of all shards gives one rank's NaN to every shard.
     own = {rank for rank, entry in proofs if not entry.is_from_clip}
     return earliest, sorted(ranks[earliest] & own or ranks[earliest])
 
 
 def _of_stage(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
-    """In a pipeline: those of the stage that made the NaN.
+    """Keep, in a pipeline, only the entries of the stage that made the NaN.
 
-    Later stages receive it with their inputs, earlier ones with their gradients. So it is the last stage that received nothing bad.
+    Later stages receive it with their inputs, earlier ones with their gradients. So it is the last stage that received nothing
+    bad.
     """
     stages = {rank: entry.stage for rank, entry in proofs if entry.stage >= 0}
     sent = {rank for rank, entry in proofs if entry.is_received and entry.healthy_steps == 0}
@@ -171,13 +172,13 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
     is_local = where in LOCAL
     origin = _origin(window, view.step, culprits) if where != "input" else None
     is_overflow = is_overflown(origin, headroom)
-    # A finite loss says that what is not finite in the forward pass may be meant, a mask of -inf; an overflow is not.
+    # With a finite loss, a non-finite value in the forward pass may be intended, as a mask of -inf; an overflow is not.
     if where != "loss" and not is_overflow:
         origin, is_overflow = None, None
     tensors, modules = _scope(where, of_culprits, origin)
     facts: dict[str, Any] = {
         "has_nonfinite_input": where == "input",
-        # What the next stage of a pipeline received is this one's output: it stands for a loss.
+        # What the next stage of a pipeline received is this stage's output, and counts as its loss.
         "has_nonfinite_loss": any(entry.where == "loss" for entry in of_culprits) or _is_sent_on(proofs, culprits),
         # No entry may also mean that nobody looked: not every framework shows gradients from before the reduction.
         "has_nonfinite_gradient": any(entry.where == "gradient" for entry in of_culprits) or None,
@@ -220,7 +221,10 @@ def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
 
 
 def _first_of_group(window: Window, step: int, culprits: list[int]) -> list[int]:
-    """Of ranks that compute parts of one result, those that had it first in the order of the forward pass: the others received it in a reduction."""
+    """Return those of the ranks that had it first in the order of the forward pass, if they compute parts of one result.
+
+    The others received it in a reduction.
+    """
     census = next(iter(window.models.census.values()), None)
     places = {
         rank: window.tensors.origins[rank, step].place for rank in culprits if (rank, step) in window.tensors.origins
@@ -232,13 +236,13 @@ def _first_of_group(window: Window, step: int, culprits: list[int]) -> list[int]
 
 
 def is_outside(origin: Origin | None) -> bool | None:
-    """Whether no module of the model made it, but the code around them; None: nobody saw what the models gave back, and the replay does not tell."""
+    """Whether code around the models made it, and no module; None if nobody saw the models' outputs and the replay does not tell."""
     if origin is None:
         return None
     if origin.are_outputs_finite and not origin.module_class:
         return True
     if origin.are_outputs_finite is False:
-        # What came once need not come again: a replay that finds nothing refutes nothing that was seen.
+        # What happened once need not happen again: a replay that finds nothing does not refute what was seen.
         return False
     if not origin.replayed or origin.num_models > 1:
         return None
@@ -246,7 +250,7 @@ def is_outside(origin: Origin | None) -> bool | None:
 
 
 def line_evidence(origin: Origin | None) -> Iterator[Evidence]:
-    """The line of the script that made the loss: what somebody has to look at."""
+    """Yield the line of the script that made the loss, which is what somebody has to look at."""
     if origin is None or is_outside(origin) is not True or not (origin.lines or origin.operation):
         return
     place, _, code = origin.lines[0].partition(": ") if origin.lines else ("", "", "")
@@ -264,7 +268,7 @@ def line_evidence(origin: Origin | None) -> Iterator[Evidence]:
 
 
 def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tensors and modules to name: the batch's, the module of the replay, or gradients in backward order."""
+    """Return the tensors and modules to name: the batch's, the module of the replay, or gradients in backward order."""
     if where == "loss" or origin is not None:
         return (), (origin.module,) if origin and origin.module else ()
     ordered = sorted((entry for entry in entries if entry.where == where), key=lambda entry: entry.order)
@@ -306,7 +310,7 @@ def _clip_evidence(step: int, proofs: list[NonfiniteEntry]) -> Iterator[Evidence
 def _nonfinite_evidence(
     step: int, where: Where, proofs: list[NonfiniteEntry], culprits: list[int]
 ) -> Iterator[Evidence]:
-    """The culprits' tensors up to where it was first seen and the loss; what only carried it on is counted."""
+    """Yield the culprits' tensors where it was first seen, and the loss; tensors that only carried it on are counted."""
     order = tuple(WORDS)
     own = sorted(
         ((rank, entry) for rank, entry in proofs if rank in culprits),
@@ -353,7 +357,7 @@ def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
 def _comparison(
     window: Window, view: StepView, proofs: list[NonfiniteEntry], culprits: list[int]
 ) -> Iterator[Evidence]:
-    """What the other ranks had: the reason why they are not named."""
+    """Yield what the other ranks had, which is why they are not named."""
     local = {rank for rank, entry in proofs if entry.where in LOCAL}
     others = sorted(window.attached - set(culprits) - set(view.missing))
     finite = [rank for rank in others if rank not in local]
@@ -379,7 +383,7 @@ def _missing_evidence(missing: list[int]) -> Iterator[Evidence]:
 
 
 def outputs_evidence(origin: Origin | None) -> Iterator[Evidence]:
-    """What the models gave back."""
+    """Yield whether the models' outputs were finite."""
     if origin is not None and origin.are_outputs_finite is not None:
         how = "was finite" if origin.are_outputs_finite else "was not finite itself"
         summary = f"what the model gave back {how} when the backward pass began"

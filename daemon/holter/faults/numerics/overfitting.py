@@ -30,31 +30,31 @@ from holter.records import Evidence, Finding
 HELD_OUT = re.compile(r"(^|[/_.])(eval|evaluation|val|valid|validation|test|dev)([/_.]|$)")
 
 MAX_COMPARED = 30
-"""Evaluations; pairs grow with the square."""
+"""Number of evaluations that are compared; pairs grow with its square."""
 
 
 @dataclass(frozen=True)
 class Overfitting:
-    """Judges the trend of both losses."""
+    """Judges the trends of both losses."""
 
     name: ClassVar[str] = "overfitting"
 
     min_evaluations: int = threshold(4, at_least=2)  # One evaluation shows no trend.
-    """How many evaluations there must be since the best one."""
+    """Number of evaluations that there must be since the best one."""
     rise: float = 0.2
     """Share by which the last evaluations must exceed the best."""
     fall: float = 0.1
     """Share by which the training loss must have fallen meanwhile."""
     deviations: float = 4.0
-    """How far above the best, against the scatter from one evaluation to the next."""
+    """How far above the best they must be, in deviations of the difference between neighbouring evaluations."""
     rising: float = 0.75
-    """Share of pairs of evaluations since the best of which the later one is the higher."""
+    """Share of pairs of evaluations since the best in which the later one is higher."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first evaluation loss that parts."""
+        """Yield at most one finding: the first evaluation loss that departs."""
         training = finite(window.values("loss"))
         for name in _evaluation_names(window):
             evaluations = finite(window.values(name))
@@ -67,7 +67,7 @@ class Overfitting:
                 return
 
     def _best(self, evaluations: Points) -> tuple[int, float] | None:
-        """The best evaluation, if all since are clearly above it and rising."""
+        """Return the best evaluation, if all later ones are clearly above it and rising."""
         if len(evaluations) < self.min_evaluations + 2:
             return None
         place = min(range(len(evaluations)), key=lambda i: evaluations[i][1])
@@ -83,7 +83,7 @@ class Overfitting:
         pairs = [b > a for a, b in combinations(series[-MAX_COMPARED:], 2)]
         is_rising = sum(pairs) >= self.rising * len(pairs)
         level = median(series[-self.min_evaluations :])
-        # Once all is memorised it rises no more, and does not come back either.
+        # Once all is memorised, it rises no more but does not come back either.
         is_lost = level > 2 * lowest and level - lowest > 0.67 * (max(series) - lowest)
         return (step, lowest) if is_clear and (is_rising or is_lost) else None
 
@@ -96,7 +96,7 @@ def _evaluation_names(window: Window) -> list[str]:
 
 
 def _fall(training: Points, since: int, until: int) -> tuple[float, float] | None:
-    """(level at the best evaluation, level now) of the training loss; None if it is not known."""
+    """Return (level at the best evaluation, level now) of the training loss; None if it is not known."""
     num = 10
     before = [value for step, value in training if step <= since][-num:]
     now = [value for step, value in training if step <= until][-num:]
