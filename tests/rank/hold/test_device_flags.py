@@ -267,7 +267,9 @@ def test_a_step_that_a_scaler_leaves_out_is_no_fault_and_ends_with_the_same_bits
         assert [] == agent.held
 
 
-@pytest.mark.parametrize("kind", ["adamw", "momentum", pytest.param("adam", marks=pytest.mark.release)])
+@pytest.mark.parametrize(
+    "kind", ["adamw", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("momentum", "adam"))]
+)
 def test_a_flag_that_is_not_set_changes_no_bit_waits_for_nothing_and_is_taken_away(kind, tmp_path):
     expected = straight(kind)
     with watched(tmp_path) as (worn, agent):

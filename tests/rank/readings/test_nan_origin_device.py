@@ -103,15 +103,24 @@ def origin(kind: str, where: str, *, is_ahead: bool = True, is_told: bool = Fals
     return told.body
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("how", ["ahead", "synchronous"])
+OFTEN = [("fused", "ahead"), ("foreach", "synchronous")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        pytest.param(kind, how, marks=() if (kind, how) in OFTEN else pytest.mark.release)
+        for kind in OPTIMIZERS
+        for how in ("ahead", "synchronous")
+    ],
+)
 def test_the_layer_is_named(kind: str, how: str) -> None:
     found = origin(kind, "layer", is_ahead=how == "ahead")
     assert ("1.0", "Root", True, True) == (found.module, found.module_class, found.is_input_finite, found.replayed)
     assert found.output_nans > 0
 
 
-@pytest.mark.parametrize("kind", ["fused", "foreach"])
+@pytest.mark.parametrize("kind", ["fused", pytest.param("foreach", marks=pytest.mark.release)])
 def test_what_is_told_before_the_step_is_asked_about_once(kind: str) -> None:
     found = origin(kind, "layer", is_ahead=False, is_told=True)
     assert ("1.0", "Root", True) == (found.module, found.module_class, found.replayed)
@@ -123,7 +132,7 @@ def test_where_every_layer_is_finite_the_loss_is_what_is_left_unless_steps_went_
     assert ("", is_proven) == (found.module, found.replayed)
 
 
-@pytest.mark.parametrize("kind", ["fused", "foreach"])
+@pytest.mark.parametrize("kind", ["fused", pytest.param("foreach", marks=pytest.mark.release)])
 def test_of_several_micro_batches_none_is_blamed(kind: str) -> None:
     found = origin(kind, "layer", num_passes=2)
     assert not found.replayed
