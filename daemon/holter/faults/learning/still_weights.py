@@ -116,7 +116,7 @@ class StillWeights:
             yield _lost_update(lost, names)
 
     def _is_forgotten(self, vitals: Vitals, census: Census | None) -> bool:
-        """Whether parameters that no optimizer holds were forgotten: a later layer or a few tensors were, a model's beginning may be left out on purpose."""
+        """Whether parameters without optimizer were forgotten: later layers or few tensors were, a model's beginning may be left out on purpose."""
         count, share = vitals.unheld.count, self.max_unheld
         if vitals.is_unheld_wrapped:
             return True

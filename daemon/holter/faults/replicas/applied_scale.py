@@ -31,29 +31,29 @@ from holter.records import Evidence, Finding, Table
 
 CLASSES = ("gradients_reduced", "gradients")
 SAME = 1e-3
-"""Factors this close, relatively, are one: norms are told in single precision."""
+"""Factors this close, relatively, count as one: norms are reported in single precision."""
 LEAST, LARGEST = 1.5, 4096
 SHOWN = 3
 
 
 @dataclass(frozen=True)
 class AppliedScale:
-    """Judges what became of the gradients between the reduction and the optimizer."""
+    """Judges what happened to the gradients between the reduction and the optimizer."""
 
     name: ClassVar[str] = "applied_scale"
 
     min_before: int = threshold(8, at_least=2)
-    """Comparisons at first, at which the optimizer was given what the reduction left."""
+    """Number of first comparisons at which the optimizer was given what the reduction left."""
     min_steps: int = threshold(4, at_least=2)
-    """Comparisons with another factor."""
+    """Number of comparisons with another factor."""
     num_tables: int = threshold(3, at_least=2)
-    """So many of these are looked at tensor by tensor."""
+    """Number of these that are looked at tensor by tensor."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding; it asks for tables until they are there or cannot be had."""
+        """Yield at most one finding, or a request for tables until they are there or cannot be had."""
         told = [(entry, factor) for entry in window.series if (factor := _factor(entry)) is not None]
         odd = [(entry, factor) for entry, factor in told if abs(factor - 1) > SAME]
         first = next((place for place, (_, factor) in enumerate(told) if abs(factor - 1) > SAME), 0)
@@ -81,7 +81,7 @@ class AppliedScale:
 
 
 def _factor(entry: StepNumbers) -> float | None:
-    """What the optimizer is given, or a clip before it, over what the reduction left; None where it was not read, or ranks differ."""
+    """Return the factor from the reduced norm to the given one, or to that of a clip before it; None if it was not read or ranks differ."""
     reduced, given = entry.numbers.get("norm.gradients_reduced"), entry.numbers.get("norm.gradients")
     clipped = entry.numbers.get("clip.norm")
     given = clipped if clipped and given and given.num == clipped.num else given
@@ -94,7 +94,7 @@ def _factor(entry: StepNumbers) -> float | None:
 
 
 def _goes_with_the_batch(told: Sequence[tuple[StepNumbers, float]], odd: Sequence[tuple[StepNumbers, float]]) -> bool:
-    """Whether steps with another factor have other numbers of micro-batches or samples than those without."""
+    """Whether steps with another factor always have other numbers of micro-batches or samples than the usual steps."""
     usual = {_size(entry) for entry, factor in told if abs(factor - 1) <= SAME}
     return not usual & {_size(entry) for entry, _ in odd}
 
@@ -105,7 +105,7 @@ def _size(entry: StepNumbers) -> tuple[float, ...]:
 
 
 def _of_tensors(window: Window, entry: StepNumbers, rank: int) -> dict[str, float]:
-    """Factor of each tensor at one step, but for what a clip and a loss scaler did to all of them."""
+    """Return the factor of each tensor at one step, without what a clip and a loss scaler did to all of them."""
     reduced, given = (_norms(tables_at(window, name, entry.step, (rank,)), rank) for name in CLASSES)
     norm, limit = entry.numbers.get("clip.norm"), entry.numbers.get("clip.limit")
     clip = min(1.0, limit.mean / (norm.mean + 1e-6)) if norm and limit else 1.0
@@ -121,7 +121,7 @@ def _norms(tables: Mapping[int, Table], rank: int) -> dict[str, float]:
 
 
 def _one_factor(looked: Sequence[Mapping[str, float]]) -> tuple[float, tuple[str, ...]]:
-    """The number that the same tensors were multiplied with at all these steps, if it is one and whole, or one over a whole one."""
+    """Return the factor by which the same tensors were multiplied at all these steps, and those; (1, ()) unless it is a whole number or its inverse."""
     found = [{name: f for name, f in factors.items() if abs(f - 1) > 10 * SAME} for factors in looked]
     values = [value for factors in found for value in factors.values()]
     if not values or not all(factors.keys() == found[0].keys() for factors in found):

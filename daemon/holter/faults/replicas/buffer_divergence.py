@@ -37,7 +37,7 @@ from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
 
 EARLIER = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
-"""Classes that carry their difference into the buffers."""
+"""Classes whose differences pass into the buffers."""
 PARAMETERS = ("parameters_before", "parameters_after")
 
 
@@ -48,15 +48,15 @@ class BufferDivergence:
     name: ClassVar[str] = "buffer_divergence"
 
     min_comparisons: int = threshold(2, at_least=1)
-    """At how many comparisons buffers must differ."""
+    """Number of comparisons at which buffers must differ."""
     max_ranks_asked: int = 8
-    """How many ranks are asked for their table of fingerprints."""
+    """Number of ranks that are asked for their table of fingerprints."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding; it asks for tables until they are there or cannot be had."""
+        """Yield at most one finding, or a request for tables until they are there or cannot be had."""
         yield from first_view(window, lambda view: self._judge_view(view.window))
 
     def _judge_view(self, window: Window) -> Iterator[Finding]:
@@ -91,14 +91,14 @@ def _has_earlier_cause(window: Window, step: int) -> bool:
 
 
 def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are part of a replica, as far as the census tells."""
+    """Return those that are part of a replica, as far as the census tells."""
     census = next(iter(window.models.census.values()), None)
     known = {entry.name: entry for entry in census.entries if entry.is_buffer} if census else {}
     return tuple(name for name in names if name not in known or known[name].is_replicated or known[name].axis)
 
 
 def _dtypes(window: Window, ranks: Iterable[int], tensors: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Buffer -> dtype -> ranks, of those whose dtype is not the same everywhere."""
+    """Return buffer -> dtype -> ranks, for buffers whose dtype differs between ranks."""
     found: dict[str, dict[str, list[int]]] = {}
     names = set(tensors)
     for rank in ranks:

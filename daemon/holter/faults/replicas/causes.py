@@ -526,15 +526,15 @@ FAMILY = Family(
     brings_about=(
         # Weights, inputs or numbers that are wrong on one rank show in its loss.
         *(Consequence(leader, ("rank_shares",), whenever=True) for leader in ("structure_mismatch", "replica_divergence", "buffer_divergence", "shard_history")),
-        # Another model on some rank: everything downstream is its doing, and ranks that do not call the same wait for each other until somebody gives up.
+        # If some rank has another model, everything later follows from that; ranks whose calls differ wait until one gives up.
         Consequence("structure_mismatch", ("replica_divergence", "frozen_divergence", "frozen_movement", "buffer_divergence", "compute_dtype", "dtype_drift", "collective_mismatch"), ("weights", "curves"), whenever=True),
         Consequence("structure_mismatch", ("stalled_rank",), unless_follower_is=NOT_BY_A_SCRIPT, whenever=True),
         Consequence("structure_mismatch", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("replica_divergence", ("buffer_divergence",), ("curves",)),
-        # A flipped exponent bit makes a weight huge; the next forward pass overflows. It cannot spoil a batch.
+        # A flipped exponent bit makes a weight huge, and the next forward pass overflows. It cannot spoil a batch.
         Consequence("shard_history", ("nonfinite_values", "loss_trend", "gradient_explosion"), ("curves",), whenever=True),
         Consequence("replica_divergence", ("nonfinite_values",), if_leader_is=("silent_data_corruption", "corrupted_collective"), unless_follower_is=("nonfinite_input",), on_a_shared_rank=True),
-        # DDP complains of a bucket that was not finished when the next forward pass begins.
+        # DDP reports a bucket that was not finished when the next forward pass begins.
         Consequence("replica_divergence", ("dead_rank", "missing_gradients"), if_leader_is=("unreduced_parameters",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("shard_clipping", ("replica_divergence",), ("curves",), whenever=True),
         Consequence("buffer_divergence", ("loss_trend", "overfitting")),

@@ -46,13 +46,13 @@ class GradientScale:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         told = [(note.step, scales) for note, scales in window.notes_of(GradientScales)]
         if not told:
             return
         step = min(step for step, _ in told)
         is_free = all(scales.is_scale_free for _, scales in told)
-        # Several ranks tell the same of what all of them hold.
+        # Several ranks report the same about what all of them hold.
         groups = list({(tuple(g.names.names), g.how): g for _, scales in told for g in scales.groups}.values())
         usual = _usual(groups)
         odd = [group for group in groups if abs(_scale(group) / usual - 1) > self.tolerance]
@@ -63,12 +63,12 @@ class GradientScale:
 
 
 def _scale(group: ScaleGroup) -> float:
-    """How many times the mean over the losses that it has a part of."""
+    """Return how many times the mean over its losses a group's gradient is."""
     return group.num_losses / group.divisor
 
 
 def _usual(groups: Sequence[ScaleGroup]) -> float:
-    """One, where some group has it: a mean over the losses. Else that of most parameters."""
+    """Return 1 if some group has that scale, a mean over the losses; otherwise the scale of most parameters."""
     if any(math.isclose(_scale(group), 1.0) for group in groups):
         return 1.0
     counts: dict[float, int] = {}
@@ -78,7 +78,7 @@ def _usual(groups: Sequence[ScaleGroup]) -> float:
 
 
 def _is_mixed(group: ScaleGroup) -> bool:
-    """Averaged over some axes and summed over the others."""
+    """Whether the gradients are averaged over some axes and summed over the others."""
     choices = (itertools.combinations(group.axes, size) for size in range(1, len(group.axes)))
     return group.divisor in {float(math.prod(some)) for some in itertools.chain.from_iterable(choices)}
 

@@ -36,39 +36,39 @@ from holter.records import Evidence, Finding
 
 SHOWN = 3
 TWO = 2
-"""Of two ranks nobody is in the minority: the higher loss is the odd one."""
+"""With two ranks there is no minority: the higher loss is the odd one."""
 CONVERGED = 0.02
-"""A loss under this share of its first is near zero, where ratios mean nothing."""
+"""Share of its first value below which a loss is near zero, where ratios mean nothing."""
 NUM_BEFORE = 10
-"""Steps before a parting that must have been ordinary."""
+"""Number of steps before a parting that must have been ordinary."""
 UNLEARNT, LEARNT = 0.95, 0.7
-"""Of the first loss: a rank that stays above the one while the others are below the other learns nothing."""
+"""Shares of the first loss: a rank that stays above the first while the others are below the second learns nothing."""
 STEADY = 1.5
-"""A factor whose largest is less than this times its smallest is one factor: a sum against a mean, not another world."""
+"""A factor whose largest value is less than this times its smallest is steady: a sum against a mean, not different data."""
 NOISY = 8.0
-"""The same of a factor that is about the number of samples."""
+"""The same for a factor of about the number of samples."""
 
 
 @dataclass(frozen=True)
 class RankShares:
-    """Judges the ranks' parts in one gradient."""
+    """Compares the ranks' parts in one gradient."""
 
     name: ClassVar[str] = "rank_shares"
 
     ratio: float = threshold(20.0, above=1)
-    """Between one rank's loss and the nearest that can be known of the others'."""
+    """Ratio between one rank's loss and the nearest that is known of the others'."""
     min_steps: int = threshold(12, at_least=3)
-    """Steps in a row."""
+    """Number of steps in a row."""
     parted: float = threshold(1.3, above=1)
-    """Between one rank's loss and the others', at each of so many steps."""
+    """Ratio between one rank's loss and the others', at each of `min_parted` steps."""
     min_parted: int = threshold(16, at_least=8)
-    """Steps in a row with a loss that has parted; twice as many for one that learns nothing."""
+    """Number of steps in a row with a loss that has parted; twice as many for a rank that learns nothing."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most two findings."""
+        """Yield at most two findings."""
         losses = [(step, loss) for step, loss in window.values("loss") if loss.num > 1]
         run = self._apart(losses) or self._undivided(window, losses)
         if run:
@@ -83,7 +83,7 @@ class RankShares:
             yield apart
 
     def _parted(self, losses: Sequence[tuple[int, Spread]]) -> Finding | None:
-        """One rank whose loss has been above the others' for a while, and was not before; or that learns nothing while they do."""
+        """Find a rank whose loss has been above the others' for a while but was not before, or that learns nothing while they do."""
         rank = losses[-1][1].high_rank if losses else -1
         above = [
             loss.high_rank == rank and loss.low > 0 and not loss.num_nonfinite and loss.high > self.parted * _rest(loss)
@@ -108,7 +108,7 @@ class RankShares:
         return _parting(run, rank, own, others, run[self.min_parted - 1][0]) if is_found else None
 
     def _uneven(self, counts: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
-        """The steps in a row, until now, at which each rank had its own number of micro-batches, and always the same."""
+        """Return the steps in a row, until now, at which the ranks had different numbers of micro-batches, always the same ones."""
         if not counts or not 0 < counts[-1][1].low < counts[-1][1].high:
             return []
         now = counts[-1][1]
@@ -116,7 +116,7 @@ class RankShares:
         return run if len(run) >= self.min_steps else []
 
     def _undivided(self, window: Window, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
-        """The steps in a row, until now, at which one rank alone did not divide its loss by the number of micro-batches, or alone did."""
+        """Return the steps in a row, until now, at which one rank alone did not divide its loss by the number of micro-batches, or alone did."""
         divided = dict(window.values("loss.is_divided"))
         counts = {step: count.low for step, count in window.values("micro_steps") if count.low == count.high}
         run: list[tuple[int, Spread, int, float]] = []
@@ -137,7 +137,7 @@ class RankShares:
         return run if len(run) >= self.min_steps else []
 
     def _apart(self, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
-        """The steps in a row, until now, at which one rank's loss was far from the others'."""
+        """Return the steps in a row, until now, at which one rank's loss was far from the others'."""
         first = next((loss.low for _, loss in losses if loss.low > 0), 0.0)
         run: list[tuple[int, Spread, int, float]] = []
         for step, loss in reversed(losses):
@@ -154,9 +154,10 @@ class RankShares:
 
 
 def _out_of_step(window: Window) -> Finding | None:
-    """One rank that once made the passes of two steps in one, or none, and whose calls have been a round off the others' since.
+    """Find a rank that once made the passes of two steps in one, or none, and whose calls have been a round off the others' since.
 
-    A rank with a micro-batch more, and no collective in it, makes no more calls; where all ranks skip a step together all count alike.
+    A rank with one more micro-batch, and no collective in it, makes no more calls; if all ranks skip a step together, all count
+    alike.
     """
     counts = [(step, count) for step, count in window.values("micro_steps") if count.num > 1]
     for (_, before), (step, count) in itertools.pairwise(counts):
@@ -199,7 +200,7 @@ def _step_finding(step: int, rank: int, count: Spread, *, is_left_out: bool) -> 
 
 
 def _rest(loss: Spread) -> float:
-    """What the ranks but the highest have, on average."""
+    """Return the mean of all ranks but the highest."""
     return (loss.mean * loss.num - loss.high) / (loss.num - 1)
 
 
@@ -242,7 +243,7 @@ def _num_samples(window: Window) -> float:
 def _loss_finding(run: list[tuple[int, Spread, int, float]], detected_step: int, num_samples: float) -> Finding:
     rank, factors = run[0][2], [factor for *_, factor in run]
     middle, last = statistics.median(factors), run[-1]
-    # A mean over few samples is noisy, and so is the factor; as many as there are samples is a sum all the same.
+    # A mean over few samples is noisy, and so is the factor; a factor of about the number of samples is a sum nevertheless.
     is_sum = num_samples > 1 and num_samples / STEADY < middle < num_samples * STEADY
     is_steady = max(factors) < (NOISY if is_sum else STEADY * STEADY) * min(factors)
     return Finding(
@@ -273,7 +274,7 @@ def _loss_finding(run: list[tuple[int, Spread, int, float]], detected_step: int,
 def _count_finding(counts: list[tuple[int, Spread]], detected_step: int) -> Finding:
     _, count = counts[-1]
     middle = (count.low + count.high) / 2
-    # Of more than two ranks the one that is alone; of two nobody can say.
+    # Of more than two ranks, the one that is alone; of two it is unknown which is wrong.
     ranks = [count.low_rank if count.mean > middle else count.high_rank]
     if count.num == TWO:
         ranks = [count.low_rank, count.high_rank]

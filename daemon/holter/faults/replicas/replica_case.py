@@ -1,4 +1,4 @@
-"""One parting of replicas with all that is known of it: which classes parted, when, and which tables tell more."""
+"""One parting of replicas with everything known about it: which classes differ since when, and which tables tell more."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,26 +12,26 @@ from holter.records import TableRequest, Vitals
 PARAMETERS = ("parameters_before", "parameters_after")
 SETTINGS = ("hyperparameters", "optimizer_state")
 MIN_APART = 2
-"""Steps at which gradients must be those of the others' next step."""
+"""Number of steps at which gradients must equal those of the others' next step."""
 MAX_APART = 6
-"""Steps after the parting at which that is looked for."""
+"""Number of steps after the parting at which that is looked for."""
 MIN_KEPT = 3
-"""Steps at which weights were seen to stay between steps, before one at which they did not says something."""
+"""Number of steps at which weights must have stayed the same between steps, before a change between steps means anything."""
 
 
 @dataclass(frozen=True)
 class HistoryBreak:
-    """Whose weights changed between two steps, with no optimizer step between."""
+    """The ranks whose weights changed between two steps, with no optimizer step between."""
 
     step: int | None = None
     ranks: tuple[int, ...] = ()
     """The ranks whose weights changed; some, not all."""
     unseen: tuple[int, ...] = ()
-    """Of whom that step was not read: that theirs did not is inferred from all the steps before, at which nobody's did."""
+    """Ranks that were not read at that step: they count as unchanged because no rank had changed at any earlier step."""
     is_on_all: bool | None = None
-    """None: nobody looked, or not at enough ranks."""
+    """None if nobody looked, or not at enough ranks."""
     is_new: bool = False
-    """It is on all, and at no step before was it on any: no habit of the script's."""
+    """Whether it is on all ranks and never happened before: no habit of the script."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class StepsApart:
     behind: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
-    """Of those behind, at which their gradients were those of the others' next step; or the one that a rank made without a backward pass."""
+    """Steps of the ranks behind at which their gradients were those of the others' next step; or the step made without a backward pass."""
     is_without_pass: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """One parting, with all that is known of it."""
+    """One parting, with everything known about it."""
 
     window: Window
     first: Parting
@@ -57,9 +57,9 @@ class Case:
     max_ranks_asked: int
     ranks_per_group: int
     apart: StepsApart = StepsApart()
-    """Who is a step behind whom, by gradients that are equal bit for bit."""
+    """The ranks that are a step apart, by gradients that are equal bit for bit."""
     followers: Mapping[str, Parting] = field(default_factory=dict)
-    """Gradients that parted because the weights or settings had: no beginning of anything."""
+    """Gradients that differ because the weights or settings already did: they are not where it began."""
 
     @property
     def weights(self) -> Parting | None:
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def reduction(self) -> str:
-        """The class that shows what the reduction left: the optimizer's own view where nothing earlier was seen, or nobody reduced anything."""
+        """The class that shows what the reduction left: the optimizer's own gradients if nothing earlier was read, or nothing was reduced."""
         given = self.partings.get("gradients")
         view = self.window.step(given.step) if given and "gradients_reduced" not in self.partings else None
         is_seen = "gradients_reduced" in self.window.tensors.classes and (
@@ -79,12 +79,12 @@ class Case:
 
     @property
     def reduced(self) -> Parting | None:
-        """Where gradients part at the reduction."""
+        """The parting of gradients at the reduction."""
         return self.partings.get(self.reduction)
 
     @property
     def given(self) -> Parting | None:
-        """Where gradients part after a reduction that left them equal."""
+        """The parting of gradients after a reduction that left them equal."""
         given = self.partings.get("gradients")
         is_seen = self.reduction == "gradients_reduced" and self.reduced is None
         return given if given and is_seen else None
@@ -97,17 +97,17 @@ class Case:
         if "hyperparameters" in self.partings:
             return self.partings["hyperparameters"]
         state, before = self.partings.get("optimizer_state"), self.partings.get("parameters_before")
-        # A decay that is added to the gradient carries weights that differ into the state.
+        # Weight decay that is added to the gradient carries differing weights into the state.
         return state if state and not (before and before.step <= state.step) else None
 
     @property
     def state(self) -> Parting | None:
-        """Where moments part, at a look after the weights did, for a reason that gradients do not show."""
+        """The parting of the moments, seen after the weights differed, for a reason that gradients do not show."""
         return None if self.reduced or self.given or self.settings else self.partings.get("optimizer_state")
 
     @cached_property
     def in_state(self) -> Difference:
-        """Which moments differ there."""
+        """Which moments differ at that parting."""
         return self.difference(self.state)
 
     @cached_property
@@ -132,17 +132,17 @@ class Case:
 
     @cached_property
     def broke(self) -> HistoryBreak:
-        """Whose weights changed between two steps."""
+        """The ranks whose weights changed between two steps."""
         return _history_break(self.window, self.weights)
 
     def difference(self, parting: Parting | None) -> Difference:
-        """Which tensors differ there."""
+        """Return which tensors differ at a parting."""
         return find_difference(
             self.window, parting, nearly_all=self.nearly_all, implausible_ratio=self.implausible_ratio
         )
 
     def requests(self) -> Iterator[TableRequest]:
-        """The tables that are still to be asked for."""
+        """Yield the tables that are still to be asked for."""
         wanted = [(parting.tensor_class, parting.step, parting) for parting in (self.weights, self.reduced) if parting]
         if self.given:
             wanted += [(name, self.given.step, self.given) for name in ("gradients", "gradients_reduced")]
@@ -162,7 +162,7 @@ class Case:
 
     @property
     def past_of_weights(self) -> tuple[int, ...]:
-        """Steps whose tables may tell whose weights went where no training leads, the last one first; two show the step that all took before."""
+        """Steps whose tables may tell whose weights went where no training leads, the last one first; two of them show the step that all took before."""
         if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
             return ()
         now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
@@ -173,7 +173,7 @@ class Case:
 
     @property
     def past_of_settings(self) -> tuple[int, ...]:
-        """Steps at which the settings still agreed, the last one first: two show where a schedule was going."""
+        """Steps at which the settings still agreed, the last one first; two of them show where a schedule was going."""
         last = self.agreed_before(self.settings) if self.settings else None
         if last is None or self.settings is None:
             return ()
@@ -181,12 +181,15 @@ class Case:
         return (last,) if is_alone else (last, last - 1)
 
     def agreed_before(self, parting: Parting) -> int | None:
-        """The step at which ranks last agreed on this class."""
+        """Return the step at which ranks last agreed on this class."""
         return self.window.tensors.classes[parting.tensor_class].last_equal_step
 
 
 def steps_apart(window: Window, parting: Parting | None) -> StepsApart:
-    """Who is a step behind whom, by what the reduction gave two groups of ranks; a gradient that stands still would be equal to the next one by itself."""
+    """Return which ranks are a step behind, from what the reduction gave two groups of ranks.
+
+    A gradient that stands still does not count: it is equal to the next one by itself.
+    """
     views = [view for view in window.steps if parting and parting.step - 1 <= view.step <= parting.step + MAX_APART]
     roots = {view.step: view.roots.get(parting.tensor_class, {}) for view in views} if parting else {}
     groups = list(roots.get(parting.step, {}).values()) if parting else []
@@ -204,12 +207,12 @@ def steps_apart(window: Window, parting: Parting | None) -> StepsApart:
 
 
 def extra_step(window: Window, parting: Parting | None) -> StepsApart:
-    """Who made a step without any backward pass where ranks part, as nobody had done before: it steps more often than the others."""
+    """Return which rank made a step without a backward pass where ranks part, which no rank had done before: it took one step too many."""
     passes = dict(window.values("micro_steps")) if parting else {}
     for step in (parting.step - 1, parting.step, parting.step + 1) if parting else ():
         one, before = passes.get(step), [each for at, each in passes.items() if at < step]
         is_usual = len(before) >= MIN_KEPT and all(each.low > 0 for each in before)
-        # All but one made as many passes as the most.
+        # All but one rank made as many passes as the most.
         if one and is_usual and 0 == one.low < one.high and one.mean * one.num > one.high * (one.num - 1.5):
             others = tuple(rank for rank in parting.ranks if rank != one.low_rank) if parting else ()
             return StepsApart(others, (one.low_rank,), (step,), is_without_pass=True)
@@ -217,10 +220,10 @@ def extra_step(window: Window, parting: Parting | None) -> StepsApart:
 
 
 def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
-    """Between the last comparison at which the weights agreed and the first at which they did not.
+    """Find a change of weights between the last comparison at which they agreed and the first at which they did not.
 
-    A busy rank leaves readings out, so that a break may be seen on one rank where the others were not looked at. A script that changes weights
-    between steps does so again and again, on every rank.
+    A busy rank leaves readings out, so a break may be seen on one rank while others were not looked at. A script that changes
+    weights between steps does so again and again, on every rank.
     """
     if weights is None:
         return HistoryBreak()
@@ -246,35 +249,35 @@ def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
 
 
 def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
-    """Completed steps of the last state whose weights were equal on all ranks, before they first differed; -1: none; None: nobody compares."""
+    """Return the completed steps of the last state with equal weights on all ranks before they differed; -1 if none, None if never compared."""
     known: dict[str, list[int]] = {}
     for name, history in classes.items():
         base, _, axis = name.partition("@")
         if base in PARAMETERS:
             last = -1 if history.last_equal_step is None else history.last_equal_step + (base == PARAMETERS[1])
             known.setdefault(axis, []).append(last)
-    # On a mesh the state is good as far as it is along every axis.
+    # On a mesh the state is good only as far as it is along every axis.
     return min((max(steps) for steps in known.values()), default=None)
 
 
 def agreed_steps(window: Window, first: Parting) -> int:
-    """Completed steps of the last state that was good as far as comparisons tell; -1: none was."""
+    """Return the completed steps of the last state that was good as far as comparisons tell; -1 if there was none."""
     own = window.tensors.classes[first.tensor_class].last_equal_step
     own = -1 if own is None else own
     weights = weights_agreed(window.tensors.classes)
-    # Moments are read more rarely than weights, and may be wrong long before those part.
+    # Moments are read more rarely than weights, and may be wrong long before weights differ.
     return own if weights is None else min(own, weights) if first.tensor_class == "optimizer_state" else weights
 
 
 def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:
-    """Whether the first difference is no longer in the window: it was judged then, and a later one would be taken for the beginning."""
+    """Whether the first difference is no longer in the window: it was judged then, and a later one would be mistaken for the beginning."""
     watched = [name for name in WORDS if name not in SETTINGS or name in partings]
     onsets = (history.first_unequal_step for name in watched if (history := window.tensors.classes.get(name)))
     return any(step is not None and step < first.step for step in onsets)
 
 
 def must_agree(window: Window) -> bool:
-    """Whether anything is known to be replicated; without a census what is compared is believed."""
+    """Whether anything is known to be replicated; without a census, what is compared counts as replicated."""
     distinct = distinct_censuses(window)
     return not distinct or any(
         census.is_replicated or any(entry.is_replicated for entry in census.entries) for census in distinct
@@ -282,7 +285,7 @@ def must_agree(window: Window) -> bool:
 
 
 def are_settings_common(window: Window) -> bool:
-    """Whether all that an optimizer trains is held by all ranks, as a whole or in parts: experts and stages of a pipeline may have settings of their own."""
+    """Whether all ranks hold everything that an optimizer trains, whole or in parts; experts and stages may have settings of their own."""
     distinct = distinct_censuses(window)
     return all(
         entry.is_replicated or entry.placements or not entry.requires_grad or entry.optimizer < 0
@@ -293,7 +296,7 @@ def are_settings_common(window: Window) -> bool:
 
 
 def unused_names(case: Case) -> tuple[str, ...]:
-    """Replicated parameters that train and got no gradient, under a wrapper that was not told to look for such."""
+    """Return replicated trained parameters without gradient, if their wrapper was not told to look for such."""
     census = case.window.models.census.get(case.first.ranks[0])
     if census is None or case.reduced is None:
         return ()
@@ -303,7 +306,7 @@ def unused_names(case: Case) -> tuple[str, ...]:
     tables = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks).values()
     read = {name for table in tables for name in column(table, table.fingerprints)}
     idle |= {name for table in tables for name in table.names if name not in column(table, table.fingerprints)}
-    # A table has the gradients of the optimizer that steps first: what others hold was not read.
+    # A table has the gradients of the optimizer that steps first; those of other optimizers were not read.
     optimizers = {e.optimizer for e in census.entries if e.name in read} or {e.optimizer for e in census.entries}
     expected = {
         e.name

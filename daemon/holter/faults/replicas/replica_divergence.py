@@ -70,30 +70,30 @@ GRADIENTS = ("gradients_reduced", "gradients")
 
 @dataclass(frozen=True)
 class ReplicaDivergence:
-    """Judges when replicas first parted, in what, and who left."""
+    """Judges when replicas first differed, in what, and which rank left the others."""
 
     name: ClassVar[str] = "replica_divergence"
 
     patience_s: float = threshold(2.0, at_least=0)
-    """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
+    """Seconds to wait for ranks that have not reported the step or their calls of it, because they may make the majority."""
     state_patience_s: float = threshold(10.0, at_least=0)
-    """How long to wait for the next comparison of the optimizers' moments, where nothing else tells how the weights parted."""
+    """Seconds to wait for the next comparison of the optimizers' moments, if nothing else tells how the weights came to differ."""
     ranks_per_group: int = 2
-    """How many ranks with equal roots are asked for their table of fingerprints."""
+    """Number of ranks with equal roots that are asked for their table of fingerprints."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
-    """How many ranks are asked in all."""
+    """Number of ranks that are asked in all."""
     implausible_ratio: float = 100.0
-    """A norm so many times its peers' is the implausible side."""
+    """A norm this many times its peers' is the implausible side."""
     nearly_all: float = 0.9
-    """From this share of a class's tensors on, all are taken to differ: a few gradients may be equal by chance."""
+    """Share of a class's tensors from which on all count as differing: a few gradients may be equal by chance."""
     rounding_distance: float = 1e-4
-    """Replicas that are closer than this, relatively, may have parted by rounding alone."""
+    """Replicas that are closer than this, relatively, may have come to differ by rounding alone."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first parting, of all ranks or along an axis; it asks for tables until they are there or cannot be had."""
+        """Yield at most one finding, the first parting of all ranks or along an axis, or a request for tables until they are there or cannot be had."""
         yield from first_view(window, self._judge_view)
 
     def _judge_view(self, view: AxisView) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ class ReplicaDivergence:
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
 
     def _is_state_awaited(self, case: Case) -> bool:
-        """Weights that parted between two comparisons: whether the moments parted too tells a bad update from a bad memory."""
+        """Whether to wait for the moments: if weights came to differ between two comparisons, they tell a bad update from bad memory."""
         window, weights, state = case.window, case.weights, case.window.tensors.classes.get("optimizer_state")
         view = window.step(weights.step) if weights else None
         if weights is None or view is None or state is None or case.reduced or case.given or case.settings:
@@ -159,7 +159,7 @@ class ReplicaDivergence:
 
 
 def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Window, dict[str, Parting]]:
-    """Where nothing reduces them along an axis, gradients part because the weights that they are made of did: they tell nothing of their own."""
+    """Leave out gradients that differ only because the weights they are computed from do, if no reduction makes them equal along an axis."""
     later = {name for name in GRADIENTS if name in partings and _is_follower(window, partings, partings[name])}
     if not later:
         return window, partings
@@ -177,7 +177,7 @@ def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Wi
 
 
 def _is_follower(window: Window, partings: dict[str, Parting], gradients: Parting) -> bool:
-    """Whether settings or weights parted before these gradients did: at an earlier step, or between two steps, before the backward pass read them."""
+    """Whether settings or weights differed before these gradients did: at an earlier step, or between steps before the backward pass."""
     settings = partings.get("hyperparameters")
     if settings and gradients.step > settings.step:
         return True
@@ -194,9 +194,10 @@ def _is_follower(window: Window, partings: dict[str, Parting], gradients: Partin
 
 
 def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
-    """Gradients that part from one step to the next: a rank may have left their reduction out, which its count of calls will tell.
+    """Whether a rank may have left out the reduction, if gradients differ from one step to the next; its count of calls will tell.
 
-    Copies of the recorders are made every second or two. If one did, `collective_mismatch` knows better; it has time to read them.
+    Recorders are copied every second or two. If a rank did leave it out, `collective_mismatch` explains it better, and gets time
+    to read them.
     """
     view = window.step(parting.step)
     is_sudden = (
@@ -264,16 +265,16 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
 
 
 def _is_randomness_apart(window: Window, first: Parting) -> bool | None:
-    """Whether ranks that compute parts of one result drew other random numbers for it by then; None: nobody looked."""
+    """Whether ranks that compute parts of one result had drawn different random numbers for it by then; None if nobody looked."""
     known = window.tensors.classes.get("randomness")
     if known is None:
         return None
-    # In the very first step a model may be known too late to see what it was called with.
+    # In the very first step, a model may become known too late to see what it was called with.
     return known.first_unequal_step is not None and known.first_unequal_step <= max(first.step, known.first_step)
 
 
 def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:
-    """Whether all that differs is so close that rounding can have done it; None: the distance is not known."""
+    """Whether everything that differs is so close that rounding can explain it; None if the distance is not known."""
     known = [
         difference.distance
         for parting, difference in ((case.weights, in_weights), (case.given or case.reduced, in_gradients))
@@ -286,7 +287,7 @@ def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit
 
 
 def _unused(case: Case, in_reduced: Difference) -> dict[str, bool | None]:
-    """Facts about why some gradients are in no reduction."""
+    """Return facts about why some gradients are in no reduction."""
     differing = set(in_reduced.tensors)
     unfrozen = {c.name for c in case.window.models.changes if c.what == "requires_grad" and c.after == "True"}
     return {
@@ -316,7 +317,7 @@ def _unused_evidence(case: Case, in_reduced: Difference) -> Iterator[Evidence]:
 
 
 def _when_weights(case: Case) -> dict[str, bool | None]:
-    """Facts about time: equal at first, parted within a step or between two."""
+    """Return facts about time: equal at first, differing within a step or between two."""
     classes, weights = case.window.tensors.classes, case.weights
     before, after = classes.get("parameters_before"), classes.get("parameters_after")
     is_within: bool | None = None
@@ -337,7 +338,7 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
 
 
 def _agreed_at(window: Window, tensor_class: str, parting: Parting) -> bool | None:
-    """Whether all who part were compared in another class at that very step, and agreed; None: they were not."""
+    """Whether all ranks that differ were compared in another class at that very step and agreed; None if they were not compared."""
     view = window.step(parting.step)
     roots = view.roots.get(tensor_class, {}) if view else {}
     compared = {rank for ranks in roots.values() for rank in ranks}
@@ -351,7 +352,7 @@ GRADIENT_FACTS = (
 
 
 def _when_gradients(case: Case) -> dict[str, bool | None]:
-    """Facts about gradients: at the reduction or after it, always, ever since, or once."""
+    """Return facts about gradients: differing at the reduction or after it, always, ever since, or once."""
     history = case.window.tensors.classes.get(case.reduction)
     given = case.window.tensors.classes.get("gradients")
     changed, known = altered(case)
@@ -378,7 +379,7 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
 
 
 def _is_one_moment(differing: tuple[str, ...], case: Case) -> bool:
-    """Whether of several moments of a tensor only one differs: a gradient that differed would have changed them all."""
+    """Whether only one of several moments of a tensor differs: a differing gradient would have changed them all."""
     tables = tables_at(case.window, "optimizer_state", case.state.step, case.state.ranks) if case.state else {}
     names = {name for table in tables.values() for name in table.names}
     for tensor in case.in_weights.tensors:
@@ -389,7 +390,7 @@ def _is_one_moment(differing: tuple[str, ...], case: Case) -> bool:
 
 
 def _settings(case: Case) -> dict[str, bool | None]:
-    """Facts about the optimizers."""
+    """Return facts about the optimizers."""
     classes = case.window.tensors.classes
     scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
     state, parted = case.partings.get("optimizer_state"), bool(case.weights)

@@ -29,7 +29,7 @@ from holter.records.rank import OWN
 
 SHOWN = 3
 SAME = 1e-4
-"""Factors this close, relatively, are one factor."""
+"""Factors this close, relatively, count as one."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class ShardClipping:
     spread: float = threshold(1e-3, above=0)
     """Norms that differ by more than this, relatively, are not one norm; rounding stays far below."""
     min_steps: int = 3
-    """At how many steps they must differ."""
+    """Number of steps at which they must differ."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         norms = dict(window.values("clip.norm"))
         sharded, limits = dict(window.values("clip.is_sharded")), dict(window.values("clip.limit"))
         looked = {
@@ -55,7 +55,7 @@ class ShardClipping:
         }
         apart = {step: norm for step, norm in looked.items() if self._is_apart(norm)}
         is_exceeded = any(step in limits and norm.high > limits[step].low for step, norm in apart.items())
-        # Norms that agree now and then are a global norm with something odd at times, not a shard's.
+        # Norms that sometimes agree are a global norm that is odd at times, not a shard's norm.
         if is_exceeded and self.min_steps <= len(apart) and 2 * len(apart) > len(looked):
             yield _finding(window, apart, limits)
             return
@@ -69,7 +69,7 @@ class ShardClipping:
 
 
 def _scaled(window: Window, scaled: dict[int, Spread]) -> Finding:
-    """Shards that are scaled by different factors: by their own norms, or on one rank by the same factor again and again."""
+    """Make a finding for shards with different factors: each from its own norm, or on one rank always the same factor."""
     steps = sorted(scaled)
     lows, highs = [scaled[step].low for step in steps], [scaled[step].high for step in steps]
     is_fixed = {

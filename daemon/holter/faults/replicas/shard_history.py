@@ -34,11 +34,11 @@ CLASSES = tuple(
     (f"{kind}_after{scope}", f"{kind}_before{scope}")
     for kind, scope in (("parameters", "@own"), ("parameters", "@own.partition"), ("state", "@own"))
 )
-"""What a step left, and what the next one met."""
+"""(class that a step left, class that the next step met)"""
 STATE = "optimizer: "
-"""How names of what an optimizer remembers begin."""
+"""Prefix of the names of optimizer state."""
 MAX_RANKS = 4
-"""Ranks whose tables are asked for."""
+"""Number of ranks whose tables are asked for."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ShardHistory:
     name: ClassVar[str] = "shard_history"
 
     min_kept: int = threshold(3, at_least=1)
-    """Steps at which everybody's weights stayed between two steps, before one at which they did not says something."""
+    """Number of steps at which all weights stayed the same between steps, before a change between steps means anything."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first break; it asks for tables until they are there or cannot be had."""
+        """Yield at most one finding, the first break, or a request for tables until they are there or cannot be had."""
         broken = [view for view in window.steps if view.broke_history]
         if not broken:
             return
@@ -80,7 +80,7 @@ def _requests(window: Window, view: StepView, ranks: tuple[int, ...]) -> Iterato
 
 
 def _changed(window: Window, step: int, rank: int) -> tuple[str, ...]:
-    """Tensors of a rank's own that are not what the step before had left."""
+    """Return the rank's own tensors that are not what the step before had left."""
     found: list[str] = []
     for after, before in CLASSES:
         left = window.tensors.tables.get((after, step - 1, rank))

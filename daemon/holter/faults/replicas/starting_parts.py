@@ -35,17 +35,17 @@ from holter.records import Evidence, Finding, Loaded, Mark, Table, TensorEntry
 from holter.records.rank import OWN
 
 MAX_RANKS = 8
-"""Whose tables are asked for."""
+"""Number of ranks whose tables are asked for."""
 MIN_TENSORS, MIN_RANKS = 2, 3
-"""Tensors that must be the same; ranks from which on a number in a file's name is a rule."""
+"""Number of tensors that must be the same; number of ranks from which on numbers in file names follow a rule."""
 
 
 Pairs = Mapping[tuple[int, int], tuple[str, ...]]
-"""Two ranks -> tensors of the second that are the first's."""
+"""(rank, rank) -> tensors of the second that are also the first's."""
 
 
 class Tie(NamedTuple):
-    """Two tensors of two stages that began the same, one of them an embedding's."""
+    """Two tensors of two stages that began equal, one of them an embedding's."""
 
     ranks: tuple[int, int]
     names: tuple[str, str]
@@ -58,15 +58,15 @@ class StartingParts:
     name: ClassVar[str] = "starting_parts"
 
     share: float = threshold(0.75, above=0)
-    """Of a rank's tensors that are not constant, the share that must be another's."""
+    """Share of a rank's non-constant tensors that must be another rank's."""
     after_steps: int = threshold(2, at_least=1)
-    """Steps after which weights that two stages share are looked at again."""
+    """Number of steps after which weights that two stages share are looked at again."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """Equal parts first, then files, then weights that parted."""
+        """Yield findings on equal parts first, then on files, then on shared weights that came to differ."""
         loaded = {note.rank: (note, told) for note, told in window.notes_of(Loaded)}
         first = next((view for view in window.steps if OWN_START in view.roots), None)
         found = list(self._equal(window, first, loaded)) if first is not None else []
@@ -137,7 +137,7 @@ def _entries(window: Window, rank: int) -> dict[str, TensorEntry]:
 
 
 def _is_loaded(window: Window, rank: int, names: tuple[str, ...], loaded: Mapping[int, tuple[Note, Loaded]]) -> bool:
-    """Whether what this rank was given may hold these tensors: a small model that it loaded beside them does not count."""
+    """Whether what this rank loaded may contain these tensors: a small model that it loaded besides does not count."""
     entries = _entries(window, rank)
     sizes = [
         math.prod(entry.shape) / (window.world_size if entry.is_sharded else 1)
@@ -167,7 +167,7 @@ def _has_stages(window: Window) -> bool:
 
 
 def _varied(table: Table) -> dict[str, int]:
-    """Fingerprints of what is not constant, and no expert's."""
+    """Return fingerprints of tensors that are not constant and belong to no expert."""
     marks = table.marks or [0] * len(table.names)
     return {
         name: fingerprint
@@ -177,7 +177,7 @@ def _varied(table: Table) -> dict[str, int]:
 
 
 def _same(one: Mapping[str, int], two: Mapping[str, int]) -> tuple[str, ...]:
-    """Tensors of the second whose content the first has too, whatever it calls them."""
+    """Return the second rank's tensors whose content the first has too, under whatever name."""
     known = set(one.values())
     return tuple(name for name, fingerprint in two.items() if fingerprint in known)
 
@@ -192,7 +192,7 @@ def _value(table: Table | None, name: str) -> int | None:
 
 
 def _tied(window: Window, first: StepView) -> Iterator[Tie]:
-    """Whole weights of two ranks that began the same, one of them an embedding's."""
+    """Yield whole weights of two ranks that began equal, one of them an embedding's."""
     tables = {rank: window.tensors.tables.get((OWN_START, first.step, rank)) for rank in _some(first)}
     parts = {rank: _varied(table) for rank, table in tables.items() if table is not None}
     for one, two in combinations(sorted(parts), 2):
@@ -206,7 +206,7 @@ def _tied(window: Window, first: StepView) -> Iterator[Tie]:
 
 
 def _files(window: Window, loaded: Mapping[int, tuple[Note, Loaded]]) -> Iterator[Finding]:
-    """Each rank has loaded a file with its own number in the name, and a few have another's."""
+    """Find a few ranks that loaded files with another rank's number in the name, while all others loaded their own."""
     named_by = {rank: _numbers(told.files[-1]) for rank, (_, told) in loaded.items() if told.files}
     shapes = {shape for shape, _ in named_by.values()}
     if len(named_by) < max(MIN_RANKS, window.world_size) or len(shapes) != 1:
@@ -230,15 +230,15 @@ def _files(window: Window, loaded: Mapping[int, tuple[Note, Loaded]]) -> Iterato
 
 
 def _numbers(path: str) -> tuple[str, tuple[int, ...]]:
-    """A path with its numbers left out, and those."""
+    """Return a path without its numbers, and the numbers."""
     return re.sub(r"\d+", "#", path), tuple(int(number) for number in re.findall(r"\d+", path))
 
 
 def _odd(window: Window, told: Mapping[int, int]) -> tuple[int, ...]:
-    """Ranks whose number does not follow the rule that nearly all others follow; none if there is no rule."""
+    """Return the ranks whose number does not follow the rule that nearly all others follow; none if there is no rule."""
     ranks = len(told)
     stages = {rank: next(iter(_stages(window, rank)), -1) for rank in told}
-    # The place on one axis of a mesh: sizes divide the number of ranks.
+    # Place on one axis of a mesh: its sizes divide the number of ranks.
     sizes = [size for size in range(2, ranks) if ranks % size == 0]
     rules = [{rank: rank for rank in told}, stages]
     rules += [{rank: rank % size for rank in told} for size in sizes]
@@ -254,7 +254,7 @@ def _odd(window: Window, told: Mapping[int, int]) -> tuple[int, ...]:
 def _twins(window: Window, step: int, pairs: Pairs, files: Mapping[int, str], *, was_loaded: bool) -> Finding:
     names = max(pairs.values(), key=len)
     everyone = tuple(sorted({rank for pair in pairs for rank in pair}))
-    # The number of a file that everybody has read is no rank's.
+    # A number in a file that every rank has read is no rank's number.
     has_own = was_loaded and len(set(files.values())) > 1
     files = {rank: files[rank] for rank in everyone if rank in files}
     strangers = _by_number(window, everyone, files) if has_own else ()
@@ -273,13 +273,13 @@ def _twins(window: Window, step: int, pairs: Pairs, files: Mapping[int, str], *,
             Evidence(kind="fingerprint", summary=what, values=values),
             *([Evidence(kind="file", summary=from_files, values={"files": files})] if files else ()),
         ),
-        # From one seed: each learns the same until the data part them, which may be meant. A model may have been made deeper by copies of its layers.
+        # Parts made from one seed learn the same until the data differ, which may be intended; or a model was deepened by copying layers.
         severity="critical" if strangers else "warning" if was_loaded else "info",
     )
 
 
 def _by_number(window: Window, everyone: tuple[int, ...], files: Mapping[int, str]) -> tuple[int, ...]:
-    """Of ranks that hold the same, those whose file has another's number; none if that tells them not apart."""
+    """Return, of ranks that hold the same, those whose file has another's number; none if that does not tell them apart."""
     found = tuple(rank for rank in everyone if rank not in files or not _is_own_file(window, rank, files[rank]))
     return found if len(found) < len(everyone) else ()
 

@@ -29,37 +29,37 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
 MAX_SHOWN = 4
-"""Tensors with a line of evidence of their own."""
+"""Number of tensors with a line of evidence of their own."""
 
 
 @dataclass(frozen=True)
 class StructureMismatch:
-    """Judges the ranks' censuses against each other."""
+    """Compares the ranks' censuses."""
 
     name: ClassVar[str] = "structure_mismatch"
 
     patience_s: float = threshold(2.0, at_least=0)
-    """How long to wait for ranks whose new census may be on its way."""
+    """Seconds to wait for ranks whose new census may be on its way."""
     patience_steps: int = 2
-    """How many steps all ranks must have completed since the last change of a census."""
+    """Number of steps that all ranks must have completed since the last change of a census."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding."""
+        """Yield at most one finding."""
         found = compare_structures(window)
         if found is None:
             return
         began = _began(window, found)
-        # A rank that was heard late tells what it is by then, and not what it was.
+        # A rank that was heard late reports its present structure, not its earlier one.
         told = max((window.models.census_steps.get(rank, 0) for rank in window.attached), default=0)
         if self._is_settled(window, max(began, told)):
             newest = max((view.step for view in window.steps), default=began)
             yield _finding(found, began, min(newest, max(began, told) + self.patience_steps))
 
     def _is_settled(self, window: Window, began: int) -> bool:
-        """Whether all ranks have told what they are since the step at which one of them last changed or first told."""
+        """Whether all ranks have reported their structure since the step at which one last changed or first reported."""
         if any(exit_.rank in window.attached for exit_ in window.processes.exits):
             return True
         later = [view for view in window.steps if view.step >= began]
@@ -70,7 +70,7 @@ class StructureMismatch:
 
 
 def _began(window: Window, found: StructureDifference) -> int:
-    """The step of the last change to one of the tensors that differ; 0 if they never changed."""
+    """Return the step of the last change to a tensor that differs; 0 if none ever changed."""
     names = set(found.tensors)
     return max((change.step for change in window.models.changes if change.name in names), default=0)
 

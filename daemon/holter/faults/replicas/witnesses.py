@@ -15,27 +15,27 @@ from holter.faults.window import Window
 from holter.records import Evidence, Table
 
 SAME = 1e-3
-"""Two factors this close, relatively, are the same: norms travel as float32."""
+"""Two factors this close, relatively, are the same: norms are sent as float32."""
 FAR = 20.0
-"""So many times the way that a peer's tensor went is no training."""
+"""A tensor that moved this many times as far as a peer's was not moved by training."""
 TELLING = 0.02
-"""A sum of so much of the norm is no rounding; a sum that follows its norm's factor less closely than this was not scaled."""
+"""A sum this large relative to the norm is no rounding; one that follows its norm's factor less closely than this was not scaled."""
 STRAYED = 2.0
-"""So many times as far from the step before as a peer's step."""
+"""A step this many times as far from the step before as a peer's has strayed."""
 NOISE = 1e-5
-"""Of a sum: less is rounding."""
+"""Share of a sum below which a difference is rounding."""
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
 MIN_USUAL = 8
-"""Comparisons at which all scaled alike, before it says something that one does otherwise."""
+"""Number of comparisons at which all ranks must have scaled alike before a different factor means anything."""
 
 AskWitness = Callable[[Case], tuple[int, ...]]
-"""Returns who left, by one kind of evidence; nobody if that does not tell."""
+"""Returns the ranks that left, by one kind of evidence; empty if that does not tell."""
 
 
 def who_left(case: Case) -> tuple[tuple[int, ...], str]:
-    """The ranks, and why it is they; all that were compared, and no reason, if no witness speaks."""
+    """Return the ranks that left, and why; all compared ranks and no reason if no witness knows."""
     for witness, why in WITNESSES:
         if ranks := witness(case):
             return ranks, why
@@ -44,40 +44,40 @@ def who_left(case: Case) -> tuple[tuple[int, ...], str]:
 
 @dataclass(frozen=True)
 class Factors:
-    """What one rank multiplied its reduced gradients with before the optimizer got them."""
+    """The factors by which one rank multiplied its reduced gradients before the optimizer got them."""
 
     inside: tuple[float, float]
-    """Smallest and largest, of the tensors that differ between ranks."""
+    """Smallest and largest factor of the tensors that differ between ranks."""
     outside: tuple[float, float] | None
-    """Of those that agree; None: there are none."""
+    """The same for tensors that agree; None if there are none."""
 
     @property
     def is_uneven(self) -> bool:
-        """Whether it treats the two kinds differently, and each alike within itself: a clip by value spreads by its nature."""
+        """Whether it treats the two kinds differently but each kind alike; a clip by value spreads its factors anyway."""
         if self.outside is None or not _is_same(*self.inside):
             return False
         return not (_is_same(self.inside[0], self.outside[0]) and _is_same(self.inside[1], self.outside[1]))
 
     @property
     def is_spread(self) -> bool:
-        """Whether tensors that differ between ranks were changed each by another factor."""
+        """Whether the tensors that differ between ranks were each changed by another factor."""
         low, high = self.inside
         return high - low > TELLING * high
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it left those that differ as the reduction made them."""
+        """Whether it left the differing tensors as the reduction made them."""
         return _is_same(self.inside[0], 1.0) and _is_same(self.inside[1], 1.0)
 
     @property
     def is_odd(self) -> bool:
-        """Whether no clip can have made this factor: it enlarges, or is a round number."""
+        """Whether no clip can have made this factor, because it enlarges or is a round number."""
         low, high = self.inside
         return high > 1 + SAME or (not self.is_untouched and abs(low * 20 - round(low * 20)) < 20 * ROUND)
 
 
 def factors(case: Case) -> dict[int, Factors]:
-    """By rank, where its gradients' norms are known from before and after."""
+    """Return the factors by rank, where norms are known from before and after."""
     parting, found = case.given, {}
     if parting is None:
         return {}
@@ -99,9 +99,9 @@ def factors(case: Case) -> dict[int, Factors]:
 
 
 def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ranks whose given gradients are no multiple of the reduced ones, or are gone; and all of whom both are known.
+    """Return ranks whose given gradients are no multiple of the reduced ones, or are gone; and all ranks whose both gradients are known.
 
-    What scales gradients scales the norm and the sum of a tensor alike, and one tensor as the other.
+    Scaling changes the norm and the sum of a tensor alike, and one tensor as much as another.
     """
     parting = case.given
     if parting is None:
@@ -121,9 +121,9 @@ def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _has_changed(reduced: Table, given: Table, case: Case) -> bool:
-    """Whether tensors that differ between ranks are not, bit for bit, what the reduction left, though their norms are: elements were changed, not all of them scaled."""
+    """Whether differing tensors are not, bit for bit, what the reduction left although their norms are: elements were changed, not scaled."""
     before, after = column(reduced, reduced.fingerprints), column(given, given.fingerprints)
-    # In a first step some are known too late to be read as the reduction left them.
+    # In a first step, some become known too late to be read as the reduction left them.
     return any(before[name] != after[name] for name in case.in_given.tensors if name in before and name in after)
 
 
@@ -142,15 +142,15 @@ def _is_altered(reduced: Table, given: Table, names: Iterable[str]) -> bool:
 
 
 def is_pass_after_reduction(case: Case) -> bool:
-    """Whether a rank says that the last backward pass of the step reduced nothing."""
+    """Whether a rank reports that the last backward pass of the step reduced nothing."""
     said = dict(case.window.values("backward.after_reduction")).get(case.given.step) if case.given else None
     return said is not None and said.high > 0
 
 
 def is_added_to(case: Case) -> bool | None:
-    """Whether something of a rank's own was added to its gradients after the reduction, as a backward pass does that comes after it.
+    """Whether something of a rank's own was added to its gradients after the reduction, as by a later backward pass.
 
-    Nothing that clips or scales makes a tensor's norm larger and its sum something else.
+    Nothing that clips or scales makes a tensor's norm larger and changes its sum differently.
     """
     parting = case.given
     if parting is None:
@@ -164,7 +164,7 @@ def is_added_to(case: Case) -> bool | None:
 
 
 def off_by_a_step(case: Case) -> tuple[tuple[int, ...], str]:
-    """Ranks that left out a step, or took one too many, and the sentence that says so; both sides where nothing tells which it was."""
+    """Return ranks that left out a step or took one too many, and a sentence saying so; all ranks if it is unknown which of these."""
     behind, ahead, steps = case.apart.behind, case.apart.ahead, case.apart.steps
     if not steps:
         return (), ""
@@ -194,14 +194,14 @@ def _altered_alone(case: Case) -> tuple[int, ...]:
 
 
 def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ...]:
-    """Ranks whose factors between the reduction and the optimizer are suspect, and who agrees with them, if others' are not."""
+    """Return ranks with suspect factors between the reduction and the optimizer, and those that agree with them, if others' are not suspect."""
     of_rank = factors(case)
     suspects = [rank for rank, own in of_rank.items() if is_suspect(own)]
     return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
 
 
 def _usual_factor(case: Case) -> float | None:
-    """What all ranks scaled their reduced gradients with before they parted, if it was always the same and no clip might have made it."""
+    """Return the factor by which all ranks scaled their reduced gradients before they differed, if it was always the same and no clip's."""
     step = case.given.step if case.given else 0
     reduced = {at: spread.mean for at, spread in case.window.values("norm.gradients_reduced") if at < step}
     given = {at: spread.mean for at, spread in case.window.values("norm.gradients") if at < step}
@@ -216,7 +216,7 @@ def _left_the_usual(case: Case) -> tuple[int, ...]:
 
 
 def _touched_before_the_clip(case: Case) -> tuple[int, ...]:
-    """The one rank whose clip met another norm than the reduction had left."""
+    """Return the rank whose clip met another norm than the reduction had left."""
     step = case.given.step if case.given else -1
     met, left = (dict(case.window.values(name)).get(step) for name in ("clip.norm", "norm.gradients_reduced"))
     if case.given is None or met is None or left is None or met.num < 2 or not _is_same(left.low, left.high):  # noqa: PLR2004
@@ -229,7 +229,7 @@ def _touched_before_the_clip(case: Case) -> tuple[int, ...]:
 
 
 def _off_the_clip(case: Case) -> tuple[int, ...]:
-    """Ranks whose factor is not the one that the clip they called makes of its norm and limit, if others' is."""
+    """Return ranks whose factor is not what the clip they called makes of its norm and limit, if others' is."""
     step = case.given.step if case.given else -1
     norm, limit = (dict(case.window.values(name)).get(step) for name in ("clip.norm", "clip.limit"))
     if norm is None or limit is None or not (_is_same(norm.low, norm.high) and _is_same(limit.low, limit.high)):
@@ -239,7 +239,7 @@ def _off_the_clip(case: Case) -> tuple[int, ...]:
 
 
 def _left_schedule(case: Case) -> tuple[int, ...]:
-    """Ranks whose setting did not go on as all ranks' did before, if others' did: a schedule adds or multiplies."""
+    """Return ranks whose setting did not continue as all did before, by adding or multiplying, if others' did."""
     parting, past = case.settings, case.past_of_settings
     if parting is None or len(past) != 2 or past[0] != parting.step - 1:  # noqa: PLR2004 - the two steps before this one
         return ()
@@ -251,7 +251,7 @@ def _left_schedule(case: Case) -> tuple[int, ...]:
             if None not in values:
                 off[rank] = _strayed(*(value for value in values if value is not None))
             elif values[0] is None and None not in values[1:]:
-                # A count that is gone: its state was cleared.
+                # A missing count: the state was cleared.
                 off[rank] = math.inf
         far = [rank for rank, way in off.items() if way > SAME]
         if far and len(far) < len(off):
@@ -265,12 +265,12 @@ def _settings_changed_alone(case: Case) -> tuple[int, ...]:
         return ()
     alone = changed_alone(case.window, case.settings, past[0], case.in_settings.tensors)
     strayed = _left_schedule(case)
-    # Where a schedule moves them all, the one that stood still is not the sound one.
+    # If a schedule moves all settings, the one that stood still is not the sound one.
     return () if strayed and alone != strayed else alone
 
 
 def _jump(case: Case) -> tuple[tuple[int, ...], str]:
-    """Ranks on which a tensor went much farther since an earlier step than on the others, and the sentence that says so."""
+    """Return ranks on which a tensor moved much farther since an earlier step than on the others, and a sentence saying so."""
     parting, past = case.weights, next(iter(case.past_of_weights), None)
     if parting is None or past is None:
         return (), ""
@@ -289,9 +289,10 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
 
 
 def _stride(case: Case) -> tuple[tuple[int, ...], str]:
-    """Ranks whose step, made of equal gradients, is least like the step that all had taken before, and the sentence that says so.
+    """Return ranks whose step, made of equal gradients, is least like the step that all had taken before, and a sentence saying so.
 
-    Moments change little from one step to the next, and so does what they make of the gradients: whose were damaged leaves that way.
+    Moments change little from one step to the next, and so do the steps that they make of the gradients; a rank with damaged
+    moments steps differently.
     """
     parting, past = case.weights, case.past_of_weights
     if parting is None or len(past) != 2:  # noqa: PLR2004 - the two steps before this one
@@ -301,10 +302,10 @@ def _stride(case: Case) -> tuple[tuple[int, ...], str]:
     )
     if not last or not before:
         return (), ""
-    # All agreed there: any rank's tables are everybody's.
+    # All ranks agreed at those steps, so any rank's tables stand for all.
     last_sums, before_sums = (_sums(next(iter(tables.values()))) for tables in (last, before))
     names = [name for name in case.in_weights.tensors if name in last_sums and name in before_sums]
-    # This step less the one before it.
+    # This step minus the one before it.
     strayed = {
         rank: math.hypot(
             *(_sums(table).get(name, math.nan) - 2 * last_sums[name] + before_sums[name] for name in names)
@@ -351,11 +352,11 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
     (lambda case: case.in_weights.odd_ranks, "the norm of its weights is implausible"),
     (lambda case: _stride(case)[0], "its step is least like the one before it"),
 )
-"""In the order in which they are asked, each with its reason."""
+"""The witnesses in the order in which they are asked, each with its reason."""
 
 
 def parting_evidence(case: Case) -> Iterator[Evidence]:
-    """What was read beside the classes' own tables: factors of gradients, settings, a jump of the weights."""
+    """Yield what was read besides the classes' own tables: factors of gradients, settings, a jump of the weights."""
     if (off := off_by_a_step(case))[0]:
         yield Evidence(kind="history", summary=off[1], values={"ranks": list(off[0]), "steps": list(case.apart.steps)})
     if case.given:
@@ -367,7 +368,7 @@ def parting_evidence(case: Case) -> Iterator[Evidence]:
 
 
 def culprit_evidence(case: Case) -> Iterator[Evidence]:
-    """How it is known who left, or that it is not."""
+    """Yield how it is known which rank left, or that it is not."""
     broke, difference = case.broke, case.in_weights
     if broke.ranks:
         others = "the others' did not"
@@ -404,7 +405,7 @@ def culprit_evidence(case: Case) -> Iterator[Evidence]:
 
 
 def _clipping_evidence(of_rank: dict[int, Factors], step: int) -> Iterator[Evidence]:
-    """The factors side by side."""
+    """Show the ranks' factors side by side."""
     if not of_rank:
         return
     shown = []
@@ -430,9 +431,9 @@ def _settings_evidence(case: Case, parting: Parting) -> Iterator[Evidence]:
 
 
 def _setting_lines(window: Window, parting: Parting, tensors: Iterable[str]) -> list[Evidence]:
-    """Each setting that differs, with its value on each side."""
+    """Return each setting that differs, with its value on each side."""
     now = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
-    # Of a setting nothing is unread: 0 is its value.
+    # Settings are always read: 0 is a value.
     values = {rank: dict(zip(table.names, table.norms, strict=True)) for rank, table in now.items() if table.norms}
     lines = []
     for name in tensors:
@@ -454,15 +455,15 @@ def _setting_lines(window: Window, parting: Parting, tensors: Iterable[str]) -> 
 
 
 def _strayed(now: float, last: float, before: float) -> float:
-    """How far a value is from where its schedule was going, relatively; 0: right there."""
+    """Return how far a value is from where its schedule was going, relatively; 0 if exactly there."""
     usual = abs(last - before)
     expected = [2 * last - before, *([last * last / before] if before else [])]
-    # A schedule that bends a little from step to step is still one.
+    # A schedule that bends a little from step to step is still a schedule.
     return max(0.0, min(abs(now - value) for value in expected) - usual / 4) / max(abs(last), abs(now), 1e-30)
 
 
 def _way(then: Table, now: Table, name: str) -> float:
-    """How far a tensor's sum went; NaN where that is not known."""
+    """Return how far a tensor's sum moved; NaN if unknown."""
     return abs(column(now, now.sums).get(name, math.nan) - column(then, then.sums).get(name, math.nan))
 
 
