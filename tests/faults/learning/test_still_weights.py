@@ -79,6 +79,8 @@ def test_a_rate_too_small_for_fp32_is_told_from_the_start_on_and_not_once_all_is
     assert "rounded_away_updates" == top_cause(finding)
     warm = [vitals(module("fc", 0.02, dtype="float32", rate=1e-11 * min(10, step + 1))) for step in range(30)]
     assert judge(*warm, peak=1e-10)
+    kept_back = module("body", 0.0, dtype="float32", rate=0.0, numel=10**6)
+    assert judge(*[vitals(kept_back, module("head", 0.9, dtype="float32", rate=1e-3))] * 40, peak=1e-3) == []
     rising = [vitals(module("fc", 0.02, dtype="float32", rate=1e-11 * (step + 1))) for step in range(60)]
     assert judge(*rising, peak=6e-10) == []
     learned = [vitals(module("fc", 0.9, dtype="float32", rate=1e-3))] * 12

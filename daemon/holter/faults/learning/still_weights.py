@@ -32,6 +32,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
+
 from holter.faults.shared.streaks import Streak, find_streak
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
@@ -131,7 +133,9 @@ class StillWeights:
         return total > 0 and still > total / 2 and _share_changed(vitals) < self.max_changed
 
     def _changes_little(self, vitals: Vitals) -> bool:
-        return _share_changed(vitals) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
+        # What has no rate is frozen by it.
+        moving = msgspec.structs.replace(vitals, modules=[m for m in vitals.modules if m.learning_rate > 0])
+        return _share_changed(moving) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
 
     def _is_at_work(self, window: Window, streak: Streak[Vitals], since: int = 0) -> bool:
         """Whether the learning rate is near its peak, and not still rising since this note."""

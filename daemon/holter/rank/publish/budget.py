@@ -83,7 +83,7 @@ class StepPlan:
 
     def reads_before(self, step: int) -> bool:
         """Whether parameters are read before this step: it is the first, or the step before was one of comparison."""
-        return step == 0 or self.is_check(step - 1)
+        return step == 0 or self.check_interval == 1 or self.is_check(step - 1)
 
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> StepPlan:
