@@ -46,6 +46,8 @@ NOTHING = Directive(directive="observe", reason="judged from what a run left beh
 LIVE = frozenset({"curves", "logged"})
 USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
 """Live detectors that are judged on windows made of artifacts; the others ask for what no log holds."""
+BY_CURVE = frozenset({"loss_trend", "nonfinite_loss"})
+"""What the curve alone decides: a logged loss that rises may be a curriculum, a resumed run or another one."""
 HINTS = {
     "learning_rate_too_high": ("schedule", "optimizer", "clip"), "exploding_gradients": ("clip", "optimizer", "loss_term"), "loss_divergence": ("schedule", "optimizer", "loss_term", "clip"),
     "variance_without_samples": ("variance",), "graph_detached": ("detach", "no_grad"), "zero_gradients": ("detach", "no_grad", "loss_term"), "loss_plateau": ("detach", "no_grad", "optimizer"),
@@ -236,21 +238,17 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
         for finding in own
     )
     names = (
-        {"loss_trend", "gradient_explosion", "nonfinite_loss", "overfitting", "learning_rate"}
+        {"gradient_explosion", "overfitting", "learning_rate"}
         if is_explained or made.is_reward or made.is_adversarial
-        else {"nonfinite_loss", "loss_trend"}
-        if made.stages
-        else {"nonfinite_loss"}
-    )
+        else set()
+    ) | BY_CURVE
     for detector in detectors:
         entry = DETECTORS.get(detector.name)
         if detector.name in names or entry is None or (entry.group not in LIVE and detector.name not in USED):
             continue
         for finding in _of_rollouts(detector, window) or _safely(detector, window):
-            is_bare = finding.detector == "loss_trend" and finding.facts.get("is_still") is True
-            if not is_bare and not (
-                finding.detector == "overfitting" and any(one.facts.get("is_overfitting") for one in own)
-            ):
+            is_told = finding.detector == "overfitting" and any(one.facts.get("is_overfitting") for one in own)
+            if not is_told:
                 yield _judged(finding, window, run)
 
 
