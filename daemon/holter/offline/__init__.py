@@ -1,12 +1,12 @@
-"""What a job without holter left behind: read, and judged by the same detectors, in the same words.
+"""Reads what a job without holter left behind, and judges it with the same detectors, in the same words.
 
     found = offline.read([Path("logs/")])            series, errors, configs, code, dumps
     diagnoses = offline.judge(found, run_id="logs", now_ns=clock.wall_ns())
     record = offline.record_of_found(found, diagnoses, "logs")
     offline.verify(record, another).verdict          did the fix work
 
-Nothing is executed: code is parsed, pickles go through the restricted reader. Dumps of the Flight Recorder are judged by whoever may ask
-the coordinator's window (`holter diagnose`).
+Nothing is executed: code is parsed, pickles go through the restricted reader. Dumps of the Flight Recorder are judged by
+callers that may use the coordinator's window (`holter diagnose`).
 """
 
 from holter.offline.dumps import Dumps, afterwards, rank_in_name, read_dumps

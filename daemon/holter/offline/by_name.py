@@ -1,4 +1,4 @@
-"""Ranks that write a file each: what only the name of a file says of them.
+"""For ranks that write a file each: finds the rank that only the name of a file shows.
 
 logs/rank_3.log   train.rank03.out   attempt_0/3/stderr.log (torchrun's --log-dir)
 """
@@ -15,7 +15,7 @@ _ATTEMPT = re.compile(r"^attempt_\d+$")
 
 
 def rank_of(file: str) -> int | None:
-    """The rank that a path names; None: none."""
+    """Return the rank that a path names; None if it names none."""
     path = Path(file)
     found = _RANK.findall(path.name) or _RANK.findall(path.parent.name)
     if found:
@@ -25,7 +25,7 @@ def rank_of(file: str) -> int | None:
 
 
 def note_ranks(found: Found, files: Iterable[Path]) -> None:
-    """Errors and numbers of a file that names its rank are that rank's, unless their own lines say otherwise."""
+    """Assign errors and numbers of a file that names its rank to that rank, unless their own lines say otherwise."""
     found.named_ranks = {rank for path in files if (rank := rank_of(str(path))) is not None}
     found.errors = [replace(error, rank=rank_of(error.file)) if error.rank is None else error for error in found.errors]
     for run in found.runs:
@@ -35,7 +35,7 @@ def note_ranks(found: Found, files: Iterable[Path]) -> None:
 
 
 def joined(runs: list[LoggedRun]) -> list[LoggedRun]:
-    """Files that differ in the rank alone hold one run."""
+    """Join the runs of files whose names differ only in the rank."""
     made: dict[tuple[str, int], LoggedRun] = {}
     for run in runs:
         rank = rank_of(run.file)

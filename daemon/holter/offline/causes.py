@@ -1,7 +1,4 @@
-"""Which cause fits what only artifacts show: rows as the families of faults declare them, for findings that no live detector makes.
-
-The texts of a cause are those of its family. `ENTRIES` holds those that no family declares (yet): as soon as one does, its entry counts.
-"""
+"""Ranks the causes of findings that only artifacts show, which no live detector makes, by rows as the families of faults declare them."""
 
 from collections.abc import Iterator
 
@@ -125,12 +122,12 @@ ENTRIES: dict[str, CauseEntry] = {
 
 
 def entry_of(cause: str) -> CauseEntry | None:
-    """Everything that is declared of a cause, by its family if it has one."""
+    """Return a cause's declaration, from its family or from here; None if there is none."""
     return CAUSES.get(cause) or ENTRIES.get(cause)
 
 
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:
-    """Every cause that fits a finding, live detectors' or our own, the surest first."""
+    """Return every cause that fits a finding of a live detector or of this package, the surest first."""
     if finding.detector in DETECTORS:
         return rank_by(((entry, row) for entry in CAUSES.values() for row in entry.rows), finding)
     return rank_by(_rows(), finding)

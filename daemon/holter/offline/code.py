@@ -1,4 +1,4 @@
-"""A script, parsed and never imported: the lines that a cause points to, and what its layers hold.
+"""Parses a script without importing it: the lines that a cause points to, and what its layers hold.
 
 A hint is a place to look at, by inference: code shows what may happen, not what did.
 """
@@ -15,7 +15,7 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Hint:
-    """A line of code, and why it is worth a look."""
+    """A line of code, and why it is worth looking at."""
 
     kind: str
     file: str
@@ -26,7 +26,7 @@ class Hint:
 
 
 def looks_like_code(text: str) -> bool:
-    """Whether it is Python: it parses, and imports or defines something."""
+    """Whether a text is Python: it parses, and imports or defines something."""
     if len(text) > MAX_BYTES or not any(word in text for word in ("import ", "def ", "class ")):
         return False
     return _parsed(text) is not None
@@ -42,12 +42,12 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def hints(code: Code) -> list[Hint]:
-    """What stands in a script that has to do with faults of training."""
+    """Return the lines of a script that may be connected with faults of training."""
     tree = _parsed(code.text)
     try:
         return _hints(code, tree) if tree is not None else []
     except RecursionError:
-        # An expression that no person wrote.
+        # An expression that no person has written.
         return []
 
 
@@ -107,7 +107,7 @@ def _hints(code: Code, tree: ast.Module) -> list[Hint]:
 
 
 def calls_with_constants(code: Code, names: Collection[str]) -> list[tuple[str, int, dict[str, str]]]:
-    """(name, line, arguments that are constants) of every call of one of these, in the order of the script."""
+    """Return (name, line, constant arguments) of every call of one of these names, in the order of the script."""
     tree = _parsed(code.text)
     found = []
     for node in ast.walk(tree) if tree is not None else ():
@@ -119,7 +119,7 @@ def calls_with_constants(code: Code, names: Collection[str]) -> list[tuple[str, 
 
 
 def _constant(node: ast.expr) -> str:
-    """As it is written, if it is a number or a list of numbers."""
+    """Return a number or a list of numbers as it is written; empty for anything else."""
     try:
         return str(ast.literal_eval(node))[:300]
     except (ValueError, TypeError, MemoryError, RecursionError):
@@ -162,7 +162,7 @@ Sizes = Mapping[str, float]
 
 
 def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
-    """The parameters of the layers that a model's `__init__` makes, as far as their sizes can be computed from constants, defaults and settings."""
+    """Return the parameters of the layers that a model's `__init__` makes, as far as sizes follow from constants, defaults and settings."""
     tree = _parsed(code.text)
     try:
         return _shapes(code, tree, settings) if tree is not None else None
@@ -187,7 +187,7 @@ def _shapes(code: Code, tree: ast.Module, settings: Mapping[str, str]) -> Shapes
 
 
 def _tied(tree: ast.Module) -> set[str]:
-    """`self.head.weight = self.wte.weight`: the left one is the right one, and counts once."""
+    """Return the left sides of `self.head.weight = self.wte.weight`, which are the same tensors as the right sides and count once."""
     pairs = [(node.targets[0], node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) and len(node.targets) == 1]  # fmt: skip
     return {
         f"{target.value.attr}.weight"
@@ -252,13 +252,13 @@ def _size(node: ast.expr, known: Sizes) -> float | None:  # noqa: PLR0911 - one 
 
 
 HAS_PARAMETERS = frozenset({"Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"})  # fmt: skip
-"""Layers whose size must be known before anything is said of shares."""
+"""Layers whose size must be known before shares of the parameters are judged."""
 
 
 def _layers(
     node: ast.ClassDef, known: Sizes, classes: Mapping[str, ast.ClassDef], prefix: str, depth: int
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Layers that are assigned to `self` in `__init__`, with how often a list repeats them."""
+    """Yield the layers that are assigned to `self` in `__init__`, as often as a list repeats them."""
     for method in node.body:
         if not (isinstance(method, ast.FunctionDef) and method.name == "__init__"):
             continue
@@ -293,7 +293,7 @@ def _calls(node: ast.expr, known: Sizes, times: int) -> Iterator[tuple[ast.Call,
 
 
 def _given(call: ast.Call, made: ast.ClassDef, known: Sizes) -> Sizes:
-    """What is known inside of a class of the script's own, which is made with these arguments."""
+    """Return the sizes known inside a class of the script that is made with these arguments."""
     init = next((one for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     names = [argument.arg for argument in init.args.args[1:]] if init else []
     given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords if one.arg)]

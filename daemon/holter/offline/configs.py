@@ -1,4 +1,4 @@
-"""Settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. No YAML library: `key: value` and indentation are enough."""
+"""Reads settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. No YAML library: `key: value` and indentation are enough."""
 
 import re
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ _OPTION = re.compile(r"^\s*--?([A-Za-z][\w-]*)(?:[ =](\S+))?\s*\\?$")
 MAX_LINES = 20_000
 MAX_DEPTH = 8
 MAX_LISTED = 300
-"""Characters of a list that are kept."""
+"""Number of characters of a list that are kept."""
 _MODEL_KEYS = frozenset(
     {"vocab_size", "hidden_size", "num_hidden_layers", "n_layer", "n_embd", "d_model", "num_layers"}
 )
 
 
 def from_json(file: str, content: Mapping[str, Any]) -> Config | None:
-    """The settings of a JSON object; None: it holds none."""
+    """Return the settings of a JSON object; None if it has none."""
     values = _flat(content, "", 0)
     if not values:
         return None
@@ -44,7 +44,7 @@ def _flat(content: Mapping[str, Any], prefix: str, depth: int) -> dict[str, str]
 
 
 def from_text(file: str, text: str) -> Config | None:
-    """The settings of a text of which most lines are settings; None: it is something else."""
+    """Return the settings of a text that consists mostly of settings; None if it is something else."""
     lines = [
         line for line in text.splitlines()[:MAX_LINES] if line.strip() and not line.lstrip().startswith(("#", "---"))
     ]
@@ -89,7 +89,7 @@ def _yaml(file: str, text: str, num_lines: int) -> Config | None:
 
 
 def _listed(line: str, above: list[tuple[int, str]], values: dict[str, str]) -> None:
-    """An entry of a list whose name stands above it: `milestones:` and `- 30` are `[30]`."""
+    """Add an entry of a list whose name is on a line above: `milestones:` and `- 30` become `[30]`."""
     name = ".".join(one[1] for one in above)
     entry = line.lstrip()[2:].partition(" #")[0].strip()
     if name and entry and len(values.get(name, "")) < MAX_LISTED:

@@ -1,8 +1,8 @@
-"""What a curve alone shows, of few points or many: since when a loss rises, that it is not a number, that it never moved, where two curves part.
+"""Judges what a curve alone shows, with few points or many: since when a loss rises, is not a number or never moves, and where two curves separate.
 
-The live detectors need dozens of steps, one by one; a log has ten epochs, or a point for a thousand steps, smoothed, resumed, with gaps.
-Here levels are medians of stretches, a change is measured against the scatter of its own curve and against how far the curve had come,
-and it must last until the end: what comes back is no fault. Pure.
+The live detectors need dozens of single steps; a log may have ten epochs, or a point per thousand steps, smoothed, resumed
+and with gaps. Here levels are medians of stretches, a change is measured against the scatter of its own curve and against
+the way that the curve had come, and it must last until the end: a curve that comes back shows no fault. Pure.
 """
 
 import math
@@ -19,9 +19,9 @@ from holter.records import Evidence, Finding
 
 MIN_POINTS = 6
 MIN_SKIPPED, MIN_SKIPPED_LOGS = 16, 3
-"""Steps skipped one after the other, and logs that say so: a search for a scale takes fewer."""
+"""Number of steps skipped in a row, and of logs that show it: a search for a scale takes fewer."""
 FEW = 20
-"""Stretches of which a robust scatter says little."""
+"""Number of stretches below which a robust scatter says little."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CurveOnset:
 
 
 def judge(curves: Curves) -> Iterator[Finding]:
-    """At most one finding on the loss, and those that other curves show by themselves."""
+    """Yield at most one finding on the loss, and those that other curves show by themselves."""
     found = _nonfinite(curves)
     if found is None:
         found = norms.silent(curves)
@@ -60,20 +60,20 @@ def judge(curves: Curves) -> Iterator[Finding]:
 
 
 def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
-    """Since when it is far above its best stretch until the end, and not on its way back.
+    """Return since when the curve has been far above its best stretch until the end, and is not on its way back; None if it is not.
 
-    Where the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
+    If the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
     """
     if len(points) < MIN_POINTS:
         return None
     made = blocks(points)
     levels = [level for _, _, level in made]
     tail = max(2, len(levels) // 10)
-    # The best stretch is not among the last.
+    # The best stretch is not one of the last.
     place = min(range(len(levels) - tail), key=lambda i: levels[i])
     best, now = levels[place], median(levels[-tail:])
     start = median(levels[: max(1, min(3, place))])
-    # Of few points that fall and then rise, the scatter is their way.
+    # With few points that fall and then rise, their differences are the trend itself and no scatter.
     noise = max(0.0 if _is_turned(levels, place) else scatter(levels), 0.005 * abs(best), 1e-9)
     height, way = now - best, max(0.0, start - best)
     since = levels[place + 1 :]
@@ -94,13 +94,13 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
 
 
 def _is_steady_climb(levels: Sequence[float], best: float) -> bool:
-    """Whether it climbs from stretch to stretch, for long, to nearly twice its best: so it need not lose much of the way it had come."""
+    """Whether it climbs from stretch to stretch for long, to nearly twice its best; then it need not have lost much of its way."""
     ups = sum(b > a for a, b in pairwise(levels))
     return len(levels) >= 10 and ups >= 0.85 * (len(levels) - 1) and levels[-1] > 1.8 * best > 0  # noqa: PLR2004 - no few, no chance
 
 
 def _is_turned(levels: Sequence[float], place: int) -> bool:
-    """Whether few points fall to the best without a halt and rise from there without one, to twice of it or more."""
+    """Whether a few points fall to the best without a halt, and rise from there without one, to at least twice of it."""
     down, up = levels[: place + 1], levels[place:]
     return (
         len(levels) < FEW
@@ -121,7 +121,7 @@ def _is_wandering(levels: Sequence[float], height: float) -> bool:
 
 
 def _is_to_and_fro(levels: Sequence[float], height: float) -> bool:
-    """Whether it lost most of its rise again on the way, more than once: of few points, that is how far they scatter."""
+    """Whether it lost most of its rise again more than once: with few points, that is their scatter."""
     lost, highest = 0.0, -math.inf
     falls = [a - b for a, b in pairwise(levels) if a > b]
     for level in levels:
@@ -131,13 +131,13 @@ def _is_to_and_fro(levels: Sequence[float], height: float) -> bool:
 
 
 def _came_back_before(levels: Sequence[float], place: int, height: float) -> bool:
-    """Whether it had risen as far since its best stretch and come back from there: harder data at each stage."""
+    """Whether it had risen as far since its best stretch and come back, as with harder data at each stage."""
     back = max(i for i in range(place, len(levels)) if levels[i] <= levels[place] + 0.3 * height)
     return max(levels[place : back + 1]) - levels[place] > height
 
 
 def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
-    """Whether it stepped up at once and has been falling since: other data, other layers, not a divergence."""
+    """Whether it stepped up at once and has been falling since, as with other data or layers: no divergence."""
     after = levels[place + 1 :]
     top = max(range(len(after)), key=lambda i: after[i])
     falling = after[top:]
@@ -150,7 +150,7 @@ def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
 def _onset(  # noqa: PLR0913, PLR0917
     points: Points, made: list[tuple[int, int, float]], place: int, best: float, now: float, start: float, noise: float
 ) -> CurveOnset:
-    """The last point at the level of the best stretch, and the one after it."""
+    """Return the onset: the last point at the level of the best stretch, and the one after it."""
     limit = best + max(0.1 * (now - best), 3 * noise)
     own = scatter([value for _, value in points])
     limit = max(limit, best + 2 * own) if best + 2 * own < best + 0.5 * (now - best) else limit
@@ -159,14 +159,14 @@ def _onset(  # noqa: PLR0913, PLR0917
     first = len(points) - 1
     while first > made[place][0] and smooth[first - 1] > limit:
         first -= 1
-    # Where it goes up in one line, the line began where it meets the best level.
+    # If it rises in one line, that line began where it meets the best level.
     while first > made[place][0] + 1 and smooth[first - 1] - best > 2 * noise and smooth[first - 1] > smooth[first - 2]:
         first -= 1
     return CurveOnset(first, points[first][0], best, now, start, noise)
 
 
 def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> tuple[int, float, float] | None:
-    """(step, before, after) of the last rise of the rate by half or more within one log, near a step, that is no warm-up."""
+    """Return (step, before, after) of the last rise of the rate by half or more within one log, near a step, that is no warm-up."""
     known = finite(rates)
     found = None
     # The first log that is worse may be the one before: its loss was that of the step before the jump.
@@ -185,7 +185,7 @@ def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> t
 
 
 def is_at_peak(rates: Points, step: int) -> bool | None:
-    """Whether the rate was near its highest when it began; None: not known."""
+    """Whether the rate was near its highest value when it began; None if unknown."""
     known = finite(rates)
     if not known:
         return None
@@ -198,7 +198,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
     loss = curves.loss
     hidden = norms.hidden(curves) or still.underflowed(curves)
     if hidden is not None:
-        # What it hides is the end of a rise, if there was one.
+        # It may hide the end of a rise.
         blow = _blow_up(curves, finite([point for point in loss if point[0] < hidden.first_step]), hidden.first_step)
         return hidden if blow is None else replace(blow, evidence=(*blow.evidence, *hidden.evidence))
     if not loss or math.isfinite(loss[-1][1]):
@@ -223,7 +223,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
 
 
 def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
-    """A NaN that a rise led to."""
+    """Find a rise that led to the NaN."""
     if len(before) < 3:  # noqa: PLR2004 - nothing to compare with
         return None
     base = median(value for _, value in before[: max(1, len(before) * 3 // 4)])
@@ -244,7 +244,7 @@ def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
 
 
 def _since(points: Points, limit: float, otherwise: int) -> int:
-    """The step from which on all points are above a limit."""
+    """Return the step from which on all points are above a limit."""
     first = otherwise
     for step, value in reversed(points):
         if value <= limit:
@@ -267,7 +267,7 @@ def _divergence(curves: Curves) -> Finding | None:
 
 
 def _is_rate_up(rates: Points) -> bool:
-    """Whether the rate was raised threefold from one log to the next, once the run was under way, and stayed up to the end."""
+    """Whether the rate was raised threefold from one log to the next while the run was under way, and stayed up until the end."""
     known = finite(rates)
     for place in range(max(3, len(known) // 20), len(known)):
         before, after = known[place - 1][1], known[place][1]
@@ -277,9 +277,9 @@ def _is_rate_up(rates: Points) -> bool:
 
 
 def _run_away_below(curves: Curves, known: Points) -> Finding | None:
-    """A loss that was positive for long and then falls below zero, ever faster: something is maximised that should be minimised.
+    """Find a loss that was positive for long and then falls below zero, faster and faster: something is maximised that should be minimised.
 
-    The likelihood of a density passes zero too, but early, and it slows down.
+    The negative log-likelihood of a density passes zero too, but early, and then slows down.
     """
     if len(known) < MIN_POINTS or known[-1][1] >= 0:
         return None
@@ -371,7 +371,7 @@ def _overfitting(curves: Curves) -> Finding | None:
         since = [value for _, value in known[place + 1 :]]
         if len(since) < 3 or best <= 0:  # noqa: PLR2004 - as above
             continue
-        # What rises from one evaluation to the next until the end is measured where it ends.
+        # A curve that rises from one evaluation to the next until the end is measured at its end.
         is_steady = all(b > a for a, b in pairwise([best, *since]))
         level = since[-1] if is_steady else median(since[-3:])
         noise = scatter([value for _, value in known])
@@ -380,7 +380,7 @@ def _overfitting(curves: Curves) -> Finding | None:
         before = [value for at, value in training if at <= step][-5:]
         after = [value for at, value in training if at <= known[-1][0]][-5:]
         has_training = len(before) >= 1 and len(after) >= 1 and training[-1][0] > step
-        # Medians of five scatter by half as much as one value does, each.
+        # Medians of five scatter half as much as single values do.
         least = max(0.07 * median(before), 1.6 * scatter([value for _, value in training])) if before else 0.0
         fell = has_training and median(after) < median(before) - least
         if has_training and not fell:
@@ -392,7 +392,10 @@ def _overfitting(curves: Curves) -> Finding | None:
 
 
 def _overfitting_of_few(name: str, known: Points, training: Points) -> Finding | None:
-    """Of three or four evaluations, as fine-tuning has them: they only rise after the best, by a fifth or more, while the training loss falls by a quarter. That is no more than a reason to look."""
+    """Find overfitting in three or four evaluations, as fine-tuning has them; it is only a reason to look.
+
+    They must only rise after the best one, by a fifth or more, while the training loss falls by a quarter.
+    """
     place = min(range(len(known)), key=lambda i: known[i][1], default=0)
     if not 3 <= len(known) or place == len(known) - 1:  # noqa: PLR2004 - as above
         return None
@@ -422,7 +425,7 @@ def _of_overfitting(  # noqa: PLR0913, PLR0917
 
 
 def _leak(memory: Points) -> Finding | None:
-    """Memory that grows from stretch to stretch until the end."""
+    """Find memory that grows from stretch to stretch until the end."""
     known = finite(memory)
     if len(known) < 20:  # noqa: PLR2004 - warm-up alone
         return None
@@ -445,7 +448,7 @@ def _leak(memory: Points) -> Finding | None:
 
 
 def _scale(curves: Curves) -> Finding | None:
-    """A loss scale that fell below one: every step is skipped."""
+    """Find a loss scale that fell below one, so that every step is skipped."""
     known = finite(curves.scale)
     if len(known) < 8 or known[-1][1] >= 1 or max(value for _, value in known) < 64:  # noqa: PLR2004 - it began high
         return None
@@ -460,7 +463,10 @@ def _scale(curves: Curves) -> Finding | None:
 
 
 def _skipped(curves: Curves) -> Finding | None:
-    """Every step since some log was skipped, by the scaler's own count, while the loss gets no better: its scale need not be below one, some stop at it."""
+    """Find a run that skips every step since some log, by the scaler's own count, while the loss gets no better.
+
+    Its scale need not be below one: some scalers stop there.
+    """
     known = finite(curves.skipped)
     first = len(known)
     while first > 1 and _is_all(known[first - 2], known[first - 1]):
@@ -482,6 +488,6 @@ def _skipped(curves: Curves) -> Finding | None:
 
 
 def _is_all(before: tuple[int, float], now: tuple[int, float]) -> bool:
-    """Whether all steps between two logs were skipped: some count since the last log, some since the beginning."""
+    """Whether all steps between two logs were skipped; some logs count since the last log, some since the beginning."""
     num = now[0] - before[0]
     return num > 0 and num in {now[1], now[1] - before[1]}

@@ -1,12 +1,13 @@
-"""What a job without holter left behind, turned into the observations that holter would have made, so that the same detectors judge it.
+"""Turns what a job without holter left behind into the observations that holter would have made, so that the same detectors judge it.
 
-Flight Recorder dumps of a job that hung or died, a file a rank, as if each rank had been examined at the moment of the dump:
+Flight Recorder dumps of a job that hung or died, a file per rank, as if each rank had been examined at the moment of the
+dump:
 
     rank_03.json   nccl_trace_rank_3   trace_3.pkl        ->   Attached, Overdue, Exam of rank 3
 
-A dump holds calls and groups; no stack, no step, no state of the process, and not how long the job has hung. That it hung follows from
-the dumps: a backend writes them when a call times out. Pickle is read by a reader that builds containers, numbers and text
-and nothing else. A diagnosis made from dumps is without the evidence, and without the actions, that need a live job.
+A dump holds calls and groups; no stack, no step, no state of the process, and not how long the job has hung. That it hung
+follows from the dumps: a backend writes them when a call times out. Pickle is read by a reader that builds containers,
+numbers and text and nothing else. A diagnosis made from dumps lacks the evidence and the actions that need a live job.
 """
 
 import re
@@ -35,7 +36,7 @@ from holter.records import (
 )
 
 MAX_BYTES = 512 * 2**20
-"""A recorder of 20,000 calls makes 10 MB."""
+"""Largest file that is read; a recorder of 20,000 calls makes 10 MB."""
 NO_STACK = "a dump of the Flight Recorder holds no stacks"
 LIVE = frozenset({"deadline", "process_state"})
 """Kinds of evidence that only a sidecar gathers: a dump says nothing for or against them."""
@@ -50,14 +51,14 @@ _PICKLE = b"\x80"
 
 @dataclass(frozen=True)
 class Dumps:
-    """Every dump that can be used, and what was said of the rest."""
+    """All dumps that can be used, and remarks on the other files."""
 
     flights: dict[int, Flight]
     files: dict[int, Path]
     remarks: tuple[str, ...]
-    """A sentence for each file that is no dump."""
+    """One sentence for each file that is no dump."""
     failures: tuple[str, ...]
-    """A sentence for each dump that cannot be used: what it would have told is not judged."""
+    """One sentence for each dump that cannot be used: its content is not judged."""
     ranks: tuple[int, ...] = field(init=False)
     """All ranks of the job that any group names."""
 
@@ -71,7 +72,7 @@ class Dumps:
         return max((flight.taken_ns for flight in self.flights.values()), default=0)
 
     def observations(self) -> Iterator[Observation]:
-        """What sidecars would have said of the ranks: all of them hang, those with a dump were examined."""
+        """Yield what sidecars would have reported: all ranks hang, and those with a dump were examined."""
         for rank in self.ranks:
             attached = Attached(
                 pid=rank + 1, host="", world_size=len(self.ranks), local_rank=rank, command=[], versions={}
@@ -89,7 +90,7 @@ class Dumps:
             yield self.examined(rank, self.taken_ns, "native")
 
     def examined(self, rank: int, asked_ns: int, depth: ExamDepth) -> Observation:
-        """The answer to whoever wants this rank examined: the dump, and nothing new."""
+        """Return the answer to a request to examine this rank: its dump, and nothing new."""
         body: Exam | Unexamined = Unexamined(asked_ns=asked_ns)
         if rank in self.flights:
             body = Exam(reason="asked", asked_ns=asked_ns, depth=depth, stack_error=NO_STACK, flight=self.flights[rank])
@@ -97,7 +98,7 @@ class Dumps:
 
 
 def read_dumps(paths: Sequence[Path]) -> Dumps:
-    """The dumps in these files and directories; raises UsageError where there are none, or two of one rank."""
+    """Read the dumps in these files and directories; raise UsageError if there are none, or two of one rank."""
     flights: dict[int, Flight] = {}
     files: dict[int, Path] = {}
     remarks: list[str] = []
@@ -115,14 +116,14 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
             flights[rank], files[rank] = flight, path
     if not flights:
         raise UsageError(_nothing(paths, failures))
-    # They are of one moment: none of them is older than the newest call that any of them holds.
+    # They are from one moment: none is older than the newest call in any of them.
     taken_ns = max((call.created_ns for flight in flights.values() for call in flight.calls), default=0)
     flights = {rank: msgspec.structs.replace(flight, taken_ns=taken_ns) for rank, flight in sorted(flights.items())}
     return Dumps(flights, files, tuple(remarks), tuple(failures))
 
 
 class _NotADumpError(Exception):
-    """The file is something else: a note, a result."""
+    """Raised for a file that is something else, such as a note or a result."""
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -158,7 +159,7 @@ def _dump(path: Path) -> tuple[int, Flight]:
 
 
 def rank_in_name(name: str) -> int | None:
-    """`rank_03.json`, `nccl_trace_rank_3`, `trace_3.pkl`: 3."""
+    """Return the rank in a file's name: 3 for `rank_03.json`, `nccl_trace_rank_3`, `trace_3.pkl`; None if there is none."""
     while (shorter := _SUFFIX.sub("", name)) != name:
         name = shorter
     found = _IN_NAME.findall(name) or _AT_END.findall(name)
@@ -166,7 +167,7 @@ def rank_in_name(name: str) -> int | None:
 
 
 def _rank(named: int | None, flight: Flight) -> int | None:
-    """By its name, if its groups allow that; else the only rank that is in all of its groups."""
+    """Return the rank by the file's name if its groups allow that, or else the only rank that is in all of its groups."""
     members = [set(group.ranks) for group in flight.groups if group.ranks]
     common = set.intersection(*members) if members else set()
     if named is not None and (named in common or not members):
@@ -194,7 +195,7 @@ def _reason(error: Exception) -> str:
 
 
 def afterwards(diagnosis: Diagnosis, dumped: Collection[int]) -> Diagnosis:
-    """The same verdict, with the evidence that there is; `dumped` are the ranks of which there is a dump."""
+    """Return the same verdict with the evidence that dumps can give; `dumped` are the ranks that have a dump."""
     causes = tuple(
         msgspec.structs.replace(cause, evidence=tuple(_of_dumps(cause, dumped))) for cause in diagnosis.causes
     )

@@ -1,7 +1,7 @@
-"""What a log says when something breaks: tracebacks, launchers' summaries, watchdogs, the kernel, the driver.
+"""Reads what a log says when something breaks: tracebacks, launchers' summaries, watchdogs, the kernel, the driver.
 
-Each kind of message is one line of `KINDS`: the words by which it is found, and what is read out of it. Words are searched as bytes, so
-that a large file costs no more than its size. What follows from a message is judged elsewhere (`judging`): here it is only read.
+Each kind of message is one line of `KINDS`: the words by which it is found, and what is read from it. Words are searched as
+bytes, so that a large file costs no more than its size. What follows from a message is judged elsewhere (`messages`).
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_ERRORS = 400
 MAX_TEXT = 600
 MAX_FRAMES = 80
 LOOKAHEAD = 160
-"""Lines after the beginning of a traceback that belong to it."""
+"""Number of lines after the beginning of a traceback that belong to it."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Kind:
 
     name: str
     words: tuple[str, ...]
-    """One of them is in the line, as it is written."""
+    """The line contains one of these, as it is written."""
     reads: re.Pattern[str] | None = None
-    """Its groups are kept."""
+    """Pattern whose groups are kept."""
     needs: bool = False
-    """A line that the pattern does not match is something else."""
+    """Whether a line that the pattern does not match is something else."""
 
 
 KINDS = (
@@ -89,12 +89,12 @@ SEARCHED = (
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off", b"RmInitAdapter",
     b"Cuda failure", b"Signals.SIG", b"already at min", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored", b"connectFullMesh", b"client socket", b"to connect", b"socketStartConnect",
 )  # fmt: skip
-"""In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
+"""In a large file, only lines with one of these are looked at: every word of `KINDS` contains one, or is part of what an exception says."""
 _PREFIX = re.compile(
     r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+"
 )
 _HARMLESS = re.compile(r"^[WI]\d{4} |\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
-"""A logger that passes a traceback on at one of these levels reports something that was dealt with."""
+"""Marks of a logger at a harmless level: a traceback that it passes on has been dealt with."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAST = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Iteration)?)(?::\s?(?P<text>.*))?$"
@@ -118,19 +118,19 @@ class _Open:
     step: int
     is_ignored: bool = False
     prefix: str = ""
-    """What a logger writes in front of each line, with its digits made alike."""
+    """What a logger writes in front of each line, with all digits replaced by 0."""
     frames: list[FrameAt] = field(default_factory=list)
     num_lines: int = 0
     awaits_code: bool = False
 
     def own(self, text: str) -> str:
-        """The line without what every line of this traceback has in front."""
+        """Return the line without the prefix of this traceback's lines."""
         size = len(self.prefix)
         return text[size:] if size and _alike(text[:size]) == self.prefix else _PREFIX.sub("", text)
 
 
 class ErrorReader:
-    """Takes the lines of one file, keeps what broke."""
+    """Takes the lines of one file and keeps what broke."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -144,10 +144,10 @@ class ErrorReader:
         """The last two lines."""
         self._places_shown: list[tuple[int, FrameAt]] = []
         self._rows: dict[tuple[str, str, int | None], int] = {}
-        """Error -> rows of numbers that came before it."""
+        """Error -> number of rows of numbers that came before it."""
 
     def places(self, chunk: bytes) -> Iterator[int]:
-        """Where in a chunk something may be said; tracebacks with all their lines."""
+        """Yield the places in a chunk where an error may be reported; all lines of tracebacks."""
         for word in SEARCHED:
             at = chunk.find(word)
             num = 0
@@ -159,12 +159,12 @@ class ErrorReader:
                 at = chunk.find(word, at + len(word))
 
     def line(self, text: str, number: int, step: int, num_rows: int = 0) -> bool:
-        """Look at a line, before which so many rows of numbers came; whether it was part of an error."""
+        """Look at a line that follows `num_rows` rows of numbers; return whether it was part of an error."""
         self._num_rows = num_rows
         self._tail = (self._tail[1], text)
         self._has_summary |= text.lstrip().startswith(("Failures:", "Root Cause"))
         if not self._has_summary and _ONE_FAILURE.match(text):
-            # Somebody cut the one failure out of its summary.
+            # The one failure was cut out of its summary.
             self._is_root, self._summary = True, {"line": str(number)}
         if self._is_root and self._of_summary(text, number, step):
             return True
@@ -185,12 +185,12 @@ class ErrorReader:
             if opened is not None and self._goes_on(opened, opened.own(text), number, rank):
                 return True
         if text.startswith("Exception ignored in"):
-            # The interpreter says it while it cleans up; the traceback that follows has stopped nobody.
+            # The interpreter prints it while it cleans up; the traceback that follows has stopped nothing.
             self._ignores = True
             return True
         if TRACEBACK in text:
             before = text.partition(TRACEBACK)[0]
-            # Lines that somebody joined, or a bar that was never ended: what stands in front was a message of its own.
+            # In joined lines, or after an unfinished progress bar, what comes before was a message of its own.
             self._is_known(before, number, step, rank)
             self._open[rank] = _Open(
                 number,
@@ -204,7 +204,7 @@ class ErrorReader:
         return self._is_known(text, number, step, rank) or self._is_bare(text, number, step, rank)
 
     def _is_bare(self, text: str, number: int, step: int, rank: int | None) -> bool:
-        """The last line of a traceback without the rest of it: cut out by somebody, in a frame, or as a notebook prints it."""
+        """Keep the last line of a traceback without the rest of it: cut out, framed, or as a notebook prints it."""
         if "Error" not in text and "Exception" not in text:
             return False
         found = _BARE.match(_PREFIX.sub("", text).strip(" #`'│|"))
@@ -215,7 +215,7 @@ class ErrorReader:
         return True
 
     def _shown(self, number: int) -> tuple[FrameAt, ...]:
-        """The frames that a notebook or a frame of lines showed shortly before."""
+        """Return the frames that a notebook or rich showed shortly before."""
         frames = tuple(frame for at, frame in self._places_shown if number - at < LOOKAHEAD)
         self._places_shown = []
         return frames
@@ -285,7 +285,7 @@ class ErrorReader:
         self._is_known(text, number, opened.step, opened.rank)
 
     def _of_summary(self, text: str, number: int, step: int) -> bool:
-        """Torchrun's summary: what it says of the first failure."""
+        """Read what torchrun's summary says of the first failure."""
         found = _SUMMARY.match(_PREFIX.sub("", text))
         if found:
             self._summary[found.group(1)] = found.group(2).strip()
@@ -326,7 +326,7 @@ class ErrorReader:
         self._rows[key] = self._num_rows
 
     def finish(self, step: int, num_rows: int = 0) -> Iterator[LoggedError]:
-        """What broke, in the order in which it was written, in a file of so many rows of numbers."""
+        """Yield what broke, in the order of the file, which has this many rows of numbers."""
         for opened in self._open.values():
             if opened.frames:
                 text = "the traceback ends without its last line"
@@ -356,7 +356,11 @@ class ErrorReader:
 
 
 def _how_cut(tail: tuple[str, str]) -> str:
-    """`is_cut`: the log ends in the middle of what a watchdog says, `is_last`: with a line of it, though the process ends with others: ranks that say nothing may have been about to."""
+    """Return how the log ends, because ranks that say nothing may have been about to.
+
+    `is_cut`: in the middle of a watchdog's message. `is_last`: with a line of one, although processes end with other lines.
+    Empty otherwise.
+    """
     end = tail[1].rstrip("\n")
     if any("ProcessGroupNCCL" in line for line in tail) and end[-1:].isalpha():
         return "is_cut"
@@ -364,7 +368,7 @@ def _how_cut(tail: tuple[str, str]) -> str:
 
 
 def _with_floor(error: LoggedError, known: LoggedError | None) -> LoggedError:
-    """An overflow with the lowest scale so far, and how often the scale could not fall any more."""
+    """Return an overflow with the lowest scale so far, and how often the scale could not fall any further."""
     before = known.values if known is not None else {}
     to = _number(error.values.get("next") or error.values.get("to"), math.inf)
     lowest = min(to, _number(before.get("lowest"), math.inf))
@@ -381,12 +385,12 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def _alike(prefix: str) -> str:
-    """Times and numbers of processes differ from line to line, and are of one length."""
+    """Replace digits, because times and process ids differ from line to line but have one length."""
     return re.sub(r"\d", "0", prefix)
 
 
 def _shape(error: LoggedError) -> str:
-    """Messages that differ in numbers only are one."""
+    """Return a key under which messages that differ only in numbers are the same."""
     if error.kind == "traceback":
         place = f"{error.frames[-1].file}:{error.frames[-1].line}" if error.frames else ""
         return f"{error.values.get('type', '')} {place}"
@@ -406,7 +410,7 @@ def _shape(error: LoggedError) -> str:
 
 
 def _following(chunk: bytes, at: int) -> Iterator[int]:
-    """The beginnings of the lines after a traceback's first."""
+    """Yield the beginnings of the lines after a traceback's first."""
     for _ in range(LOOKAHEAD // 2):
         at = chunk.find(b"\n", at) + 1
         if at <= 0 or at >= len(chunk):

@@ -1,10 +1,10 @@
-"""Binary logs: TensorBoard's event files and wandb's offline folder, and what both are made of.
+"""Reads binary logs: TensorBoard's event files and wandb's offline folder, and the formats that they are made of.
 
     TensorBoard   length, its checksum, an Event, its checksum; again and again
     wandb         blocks of 32 KiB with records in them, as LevelDB writes its log, each a Record
 
-Both hold protocol buffers; the few fields that carry numbers are walked over by their numbers, so that neither library is needed. A
-record whose checksum does not fit ends the reading: what came before is used.
+Both hold protocol buffers; the few fields with numbers are found by their field numbers, so that neither library is needed.
+Reading ends at a record with a wrong checksum: what came before is used.
 """
 
 import json
@@ -20,7 +20,7 @@ from holter.offline.recorder import RowRecorder, add_values
 
 MAX_RECORD = 64 * 2**20
 MAX_CHECKED = 2**16
-"""Larger records hold images; their length is checked, their content is passed over."""
+"""Larger records hold images: their length is checked, their content is skipped."""
 _WANDB_HEADER = b":W&B"
 _BLOCK = 32_768
 _MASK = 0xA282EAD8
@@ -40,7 +40,7 @@ _CRC = _crc_table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of TensorFlow's records: CRC-32C, turned and masked."""
+    """Return the checksum of TensorFlow's records: CRC-32C, rotated and masked."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _CRC[(value ^ byte) & 0xFF] ^ (value >> 8)
@@ -49,7 +49,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def is_tensorboard(head: bytes) -> bool:
-    """Whether a file begins with a record of TensorFlow's."""
+    """Whether a file begins with a TensorFlow record."""
     if len(head) < 16:  # noqa: PLR2004 - a record's frame
         return False
     length, check = struct.unpack("<QI", head[:12])
@@ -57,7 +57,7 @@ def is_tensorboard(head: bytes) -> bool:
 
 
 def is_wandb(head: bytes) -> bool:
-    """Whether a file is a run that wandb kept for later."""
+    """Whether a file is a run that wandb stored offline."""
     return head.startswith(_WANDB_HEADER)
 
 
@@ -65,7 +65,7 @@ Field = tuple[int, int, int | bytes]
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """(number, kind, value) of a protocol buffer's fields; raises ValueError where it is none."""
+    """Yield (number, kind, value) of a protocol buffer's fields; raise ValueError if it is none."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -100,7 +100,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_tensorboard(file: str, stream: BinaryIO, found: Found) -> int:
-    """The scalars of an event file; how many there were."""
+    """Read the scalars of an event file; return how many there were."""
     rows: dict[int, dict[str, object]] = {}
     order: list[tuple[int, dict[str, object]]] = []
     num = number = 0
@@ -172,7 +172,7 @@ def _value(data: bytes) -> tuple[str, float] | None:
 
 
 def _tensor(data: bytes) -> float | None:
-    """A tensor of one number, as TensorFlow 2 writes scalars."""
+    """Return the value of a tensor of one number, as TensorFlow 2 writes scalars."""
     dtype, content, single = 0, b"", None
     for number, kind, value in fields(data):
         if number == 1 and isinstance(value, int):
@@ -192,7 +192,7 @@ def _tensor(data: bytes) -> float | None:
 
 
 def read_wandb(file: str, stream: BinaryIO, found: Found) -> int:
-    """The history and the settings of a run that was kept offline; how many rows there were."""
+    """Read the history and settings of a run that was stored offline; return how many rows there were."""
     recorder, num = RowRecorder(file), 0
     config: dict[str, str] = {}
     try:
@@ -213,7 +213,7 @@ def read_wandb(file: str, stream: BinaryIO, found: Found) -> int:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The records of LevelDB's log, put together; a checksum that does not fit ends it."""
+    """Yield the records of LevelDB's log, put together; raise ValueError at a wrong checksum."""
     stream.read(7)
     parts, at = b"", 7
     while True:
@@ -252,7 +252,7 @@ def _history(data: bytes) -> tuple[dict[str, object], int | None]:
                 row[name] = known
         elif number == 2 and isinstance(value, bytes):  # noqa: PLR2004 - HistoryRecord.step
             step = next((v for n, _, v in fields(value) if n == 1 and isinstance(v, int)), step)
-    # A global step that the script logged counts for more than wandb's own.
+    # A global step that the script logged is preferred to wandb's own.
     own = next(
         (row[name] for name in ("train/global_step", "trainer/global_step", "global_step", "step") if name in row), None
     )
@@ -284,7 +284,7 @@ def _number(text: str) -> float | None:
 
 
 def _settings(data: bytes) -> dict[str, str]:
-    """RunRecord.config.update: key and value."""
+    """Return the settings in RunRecord.config.update, by key."""
     made: dict[str, str] = {}
     for number, _, value in fields(data):
         if number == 5 and isinstance(value, bytes):  # noqa: PLR2004 - config

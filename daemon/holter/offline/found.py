@@ -1,4 +1,4 @@
-"""What a run left behind, as it was read: numbers over time, errors, settings, code, dumps; and what could not be read.
+"""What was read of a run: numbers over time, errors, settings, code, dumps; and what could not be read.
 
 Found
 ├── runs      LoggedRun: its series by name, each point with the line it was read from
@@ -20,10 +20,10 @@ from pathlib import Path
 from holter.offline.dumps import Dumps
 
 MAX_POINTS = 60_000
-"""Of one series; beyond it every second point is let go."""
+"""Number of points of one series, above which every second one is dropped."""
 
 Points = list[tuple[int, float]]
-"""(step, value), ascending."""
+"""(step, value), ascending by step."""
 
 
 class Series:
@@ -37,7 +37,7 @@ class Series:
         self._skip = 0
 
     def add(self, step: int, value: float, line: int) -> None:
-        """One more value; where there are very many, one of a few is kept, and all that are not finite."""
+        """Add a value; if there are very many, only some are kept, and all that are not finite."""
         self._skip += 1
         if self._skip % self._stride and math.isfinite(value):
             return
@@ -57,25 +57,25 @@ class Series:
         self._stride *= 2
 
     def cut(self, step: int) -> None:
-        """Forget everything from this step on: the run was resumed there."""
+        """Drop everything from this step on, because the run was resumed there."""
         kept = [i for i, at in enumerate(self.steps) if at < step]
         self.steps = array("q", (self.steps[i] for i in kept))
         self.values = array("d", (self.values[i] for i in kept))
         self.lines = array("q", (self.lines[i] for i in kept))
 
     def count_by(self, ends: Sequence[int], numbers: Sequence[int]) -> None:
-        """Give each step the number of the last end that it has reached."""
+        """Renumber the steps: each gets the number of the last end that it has reached."""
         self.steps = array("q", (numbers[max(0, bisect_right(ends, step) - 1)] for step in self.steps))
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def points(self) -> Points:
-        """Ascending; of two values of one step the later counts."""
+        """Return the points, ascending; of two values at one step the later counts."""
         return sorted(dict(zip(self.steps, self.values, strict=True)).items())
 
     def line_of(self, step: int) -> int:
-        """The line that has the value of this step, or of the first one after it; 0: none."""
+        """Return the line with the value of this step, or of the first one after it; 0 if there is none."""
         later = [(at, i) for i, at in enumerate(self.steps) if at >= step]
         return self.lines[min(later)[1]] if later else 0
 
@@ -86,22 +86,22 @@ class LoggedRun:
 
     file: str
     by_rank: dict[int, dict[str, Series]]
-    """Rank -> name -> values. A file that names no ranks has rank 0 alone."""
+    """Rank -> name -> values. A file that names no ranks has only rank 0."""
     counted_by: str = "step"
-    """What its steps are: `step`, `epoch`, or `log` where the file counts neither and its lines are counted."""
+    """What its steps are: `step`, `epoch`, or `log` if the file counts neither and its lines are counted."""
     number: int = 0
-    """Which run of its file this is."""
+    """Number of this run within its file."""
     num_resumed: int = 0
     """How often it went back to an earlier step."""
     steps_per_epoch: float = 0.0
-    """Of those that it counts; 0: not known."""
+    """Number of its steps in an epoch; 0 if unknown."""
 
     def names(self) -> list[str]:
-        """Of all series, in the order in which they came."""
+        """Return the names of all series, in the order in which they came."""
         return list(dict.fromkeys(name for series in self.by_rank.values() for name in series))
 
     def points(self, name: str) -> Points:
-        """One number over time; the mean over the ranks."""
+        """Return one number over time, the mean over the ranks."""
         per_rank = [known for series in self.by_rank.values() if (one := series.get(name)) and (known := one.points())]
         if len(per_rank) <= 1:
             return per_rank[0] if per_rank else []
@@ -112,19 +112,19 @@ class LoggedRun:
         return [(step, sum(values) / len(values)) for step, values in sorted(sums.items())]
 
     def line_of(self, name: str, step: int) -> int:
-        """Where a value was read; 0: not known."""
+        """Return the line on which a value was read; 0 if unknown."""
         known = [series[name] for series in self.by_rank.values() if name in series]
         return min((line for one in known if (line := one.line_of(step))), default=0)
 
     @property
     def num_points(self) -> int:
-        """Values in the longest series."""
+        """Number of values in the longest series."""
         return max((len(one) for series in self.by_rank.values() for one in series.values()), default=0)
 
 
 @dataclass(frozen=True)
 class FrameAt:
-    """One line of a traceback."""
+    """One frame of a traceback."""
 
     file: str
     line: int
@@ -134,7 +134,7 @@ class FrameAt:
 
 @dataclass(frozen=True)
 class LoggedError:
-    """Something broke, and this is what the log says of it."""
+    """An error, and what the log says about it."""
 
     kind: str
     text: str
@@ -142,13 +142,13 @@ class LoggedError:
     line: int
     rank: int | None = None
     step: int = -1
-    """The last step that the log had reached; -1: none."""
+    """The last step that the log had reached; -1 if none."""
     frames: tuple[FrameAt, ...] = ()
     """Outermost first."""
     values: Mapping[str, str] = field(default_factory=dict)
     num_times: int = 1
     num_rows_after: int = 0
-    """Rows of numbers that the file holds after it: a training that goes on has dealt with it."""
+    """Number of rows of numbers that follow it in the file: a training that goes on has dealt with the error."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,12 @@ class Config:
     values: Mapping[str, str]
     lines: Mapping[str, int] = field(default_factory=dict)
     kind: str = "settings"
-    """`settings`, `environment`, `versions`, `deepspeed`, `accelerate`, `model`"""
+    """`settings`, `environment`, `versions`, `deepspeed`, `accelerate` or `model`."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A script, as text."""
+    """A script as text."""
 
     file: str
     text: str
@@ -176,14 +176,14 @@ class Shapes:
 
     file: str
     entries: tuple[tuple[str, tuple[int, ...], str], ...]
-    """(name, shape, class of the module that owns it, empty if not known)"""
+    """(name, shape, class of the module that owns it or empty if unknown)"""
     basis: str = "observation"
-    """`inference` where the shapes were read out of code."""
+    """`inference` if the shapes were derived from code."""
 
 
 @dataclass(frozen=True)
 class WrittenSample:
-    """What a model wrote."""
+    """A text that a model wrote."""
 
     file: str
     line: int
@@ -203,28 +203,28 @@ class Found:
     dumps: Dumps | None = None
     task: str = ""
     symptoms: list[str] = field(default_factory=list)
-    """What people say of it, where a context package says so."""
+    """What people say about the run, if a context package has it."""
     constraints: object = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    """Files that a context package names and that are not there."""
+    """Files that a context package names but that do not exist."""
     remarks: list[str] = field(default_factory=list)
-    """A sentence for each file that says nothing here."""
+    """One sentence for each file that holds nothing of use."""
     failures: list[str] = field(default_factory=list)
-    """A sentence for each file, or part of one, that cannot be used."""
+    """One sentence for each file, or part of one, that cannot be used."""
     files: list[Path] = field(default_factory=list)
     named_ranks: set[int] = field(default_factory=set)
     """Ranks that have a file of their own, whatever it holds."""
     num_bytes: int = 0
 
     def settings(self) -> Iterator[tuple[str, str, Config]]:
-        """(name, value, where it stands) of every setting."""
+        """Yield (name, value, config that holds it) of every setting."""
         for config in self.configs:
             for name, value in config.values.items():
                 yield name, value, config
 
     @property
     def is_empty(self) -> bool:
-        """Nothing that anybody could judge."""
+        """Whether there is nothing to judge."""
         is_something = (
             self.runs or self.errors or self.configs or self.code or self.tables or self.samples or self.dumps
         )

@@ -121,7 +121,7 @@ def _norms(tables: Mapping[int, Table], rank: int) -> dict[str, float]:
 
 
 def _one_factor(looked: Sequence[Mapping[str, float]]) -> tuple[float, tuple[str, ...]]:
-    """Return the factor by which the same tensors were multiplied at all these steps, and those; (1, ()) unless it is a whole number or its inverse."""
+    """Return the factor by which the same tensors were multiplied at all these steps, and those; (1, ()) unless it or its inverse is whole."""
     found = [{name: f for name, f in factors.items() if abs(f - 1) > 10 * SAME} for factors in looked]
     values = [value for factors in found for value in factors.values()]
     if not values or not all(factors.keys() == found[0].keys() for factors in found):

@@ -162,7 +162,7 @@ class Case:
 
     @property
     def past_of_weights(self) -> tuple[int, ...]:
-        """Steps whose tables may tell whose weights went where no training leads, the last one first; two of them show the step that all took before."""
+        """Steps whose tables may tell whose weights went where no training leads, the last one first; two also show the step that all took before."""
         if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
             return ()
         now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
