@@ -1,6 +1,9 @@
 # Sourced by the batch scripts here. One run directory serves a job and all its requeues.
 export HOLTER_RUN_DIR="${HOLTER_RUN_DIR:-$PWD/holter-runs/slurm-$SLURM_JOB_ID}"
 _limit="time limit of Slurm job $SLURM_JOB_ID"
+# It may come at once: without a trap it would end the script.
+_is_limit_near=""
+trap '_is_limit_near=1' USR1
 
 # Whether the halt that stands is the one that we asked for, with nothing against its checkpoint: the only one that is lifted without a person.
 _is_halted_for_limit() {
@@ -37,6 +40,7 @@ holter_run() {
     trap '_ask_for_halt "$command" &' USR1
     "$@" &
     command=$!
+    if [[ -n $_is_limit_near ]]; then _ask_for_halt "$command" & fi
     # A signal ends `wait`, not the command.
     while wait "$command"; kill -0 "$command" 2> /dev/null; do :; done
     wait "$command"

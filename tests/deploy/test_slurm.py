@@ -46,13 +46,14 @@ def test_93_is_held_and_never_requeued():
     assert "RequeueExit" not in lines
 
 
-def test_a_limit_that_comes_before_the_run_has_a_coordinator_is_not_lost(tmp_path):
+@pytest.mark.parametrize("when", ["before the command", "before its coordinator"])
+def test_a_limit_that_comes_before_the_run_has_a_coordinator_is_not_lost(tmp_path, when):
     ask = tmp_path / "holter"
     ask.write_text("#!/bin/bash\necho asked >> asked\n[[ $(wc -l < asked) -ge 3 ]] && touch heard\n")
     ask.chmod(0o755)
-    script = (
-        f"source {SLURM}/holter.sh\nholter_run bash -c 'kill -USR1 $PPID; until [[ -e heard ]]; do sleep 0.1; done'"
-    )
+    early, late = ("kill -USR1 $$", "") if when == "before the command" else ("", "kill -USR1 $PPID;")
+    waiting = f"{late} until [[ -e heard ]]; do sleep 0.1; done"
+    script = f"source {SLURM}/holter.sh\n{early}\nholter_run bash -c '{waiting}'"
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     told = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
