@@ -1,8 +1,8 @@
 """Inputs of a model's last call, kept in case a NaN appears; signatures and statistics of batches.
 
-Of a healthy step a few thousand elements are read, for the signature; the rest only at a step of comparison. When a loss is not finite the
-inputs are still there and are read then. They are kept detached: storage is shared, the graph is not held. For statistics, small tensors are
-read by torch, which takes microseconds; large ones by the fused pass, which reads memory once.
+At a healthy step only a few thousand elements are read, for the signature; everything is read only at a step of comparison. When a loss is not
+finite, the inputs are still there and are read then. They are kept detached: the storage is shared, the graph is not held. Statistics of small
+tensors are computed by torch, which takes microseconds; those of large ones by the fused pass, which reads memory once.
 """
 
 import functools
@@ -31,22 +31,22 @@ except ImportError:
 MAX_LEAVES = 64
 MAX_DEPTH = 4
 MAX_SIGNED = 8
-"""Tensors of a batch that its signature takes in."""
+"""Number of tensors of a batch that its signature covers."""
 SIGNED_BYTES = 1 << 14
-"""Of each, in so many runs, spread over the whole: the head of a padded sequence, or the margin of an image, is the same in all."""
+"""Bytes read of each tensor, in `NUM_RUNS` runs spread over all of it: the start of a padded sequence, or the margin of an image, is the same in all."""
 NUM_RUNS = 8
 MASK = (1 << 64) - 1
 SCALARS = (int, float, str, bytes, type(None))
 SMALL = 1 << 16
 SAMPLED_INTEGERS = 1 << 20
-"""Of a larger tensor of integers every n-th is asked."""
+"""Of an integer tensor with more elements than this, only every n-th is read."""
 _SURVEYED = {torch.float32: 0, torch.float64: 1, torch.int64: 2, torch.int32: 3}
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 HOST = torch.device("cpu")
 
 Leaf = tuple[str, torch.Tensor]
-"""Path in the batch, and the tensor there."""
+"""A path in the batch, and the tensor at that path."""
 
 
 @dataclass
@@ -54,26 +54,26 @@ class Inputs:
     """One call of a model: its arguments as they were, and their tensors by path."""
 
     model: Callable[[], torch.nn.Module | None]
-    """A weak reference: what is kept in case of a NaN must not keep a model alive."""
+    """A weak reference to the model: inputs kept in case of a NaN must not keep a model alive."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: list[Leaf]
-    """Of its arguments, by path."""
+    """The tensors of the arguments, by path."""
     leaves: list[tuple[str, torch.Tensor, int]]
-    """The same, with each tensor's version when the model was called: a higher one means that it was changed in place."""
+    """The same tensors with their versions when the model was called: a higher version now means that the tensor was changed in place."""
     random_state: torch.Tensor
     autocast: tuple[bool, torch.dtype]
-    """On the device that its tensors are on."""
+    """Whether autocast was enabled on the tensors' device, and its dtype."""
     device: torch.device
-    """Of the first tensor that is not in host memory."""
+    """Device of the first tensor that is not in host memory; the host if there is none."""
     device_state: torch.Tensor | None
-    """Of that device's random generator; None: it is the host, or cannot be asked now."""
+    """State of that device's random generator; None if the device is the host, or cannot be asked now."""
     called: Place | None = None
-    """Where the script called it."""
+    """Where the script called the model."""
 
 
 def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
-    """Tensors of a batch with the path a person would write: `batch['x'][0]`."""
+    """Yield the tensors of a batch, each with the path that a person would write: `batch['x'][0]`."""
     if isinstance(thing, torch.Tensor):
         yield path, thing.detach() if thing.requires_grad else thing
     elif depth < MAX_DEPTH and isinstance(thing, Mapping):
@@ -85,12 +85,12 @@ def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
 
 
 def _is_text(thing: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether this is a long list of words or numbers, in which there are no tensors to be looked for."""
+    """Whether this is a long list of words or numbers, which need not be searched for tensors."""
     return len(thing) > MAX_SIGNED and isinstance(thing[0], SCALARS) and isinstance(thing[-1], SCALARS)
 
 
 def detached(thing: Any, depth: int = 0) -> Any:
-    """The same arguments with detached tensors, so that keeping them keeps no graph."""
+    """Return the same arguments with their tensors detached, so that keeping them does not keep the graph."""
     if isinstance(thing, torch.Tensor):
         return thing.detach()
     if depth < MAX_DEPTH and type(thing) in (list, tuple):
@@ -101,7 +101,10 @@ def detached(thing: Any, depth: int = 0) -> Any:
 
 
 def pipeline_stage() -> tuple[int, bool] | None:
-    """The stage of torch's pipelining that calls its model just now: its number, and whether it is the first, which is fed and receives nothing."""
+    """Return the stage of torch's pipelining that is calling its model now: its number, and whether it is the first; None outside of a stage.
+
+    The first stage is fed by the script; it receives nothing from another.
+    """
     stages = sys.modules.get("torch.distributed.pipelining.stage")
     frame = sys._getframe() if stages is not None else None  # noqa: SLF001
     while frame is not None:
@@ -114,7 +117,7 @@ def pipeline_stage() -> tuple[int, bool] | None:
 
 
 def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Remember a call of the model."""
+    """Record a call of the model: its inputs, and the random state and autocast settings it is called with."""
     if len(args) == 1 and isinstance(args[0], torch.Tensor):
         args = (args[0].detach(),)
         found: list[Leaf] = [("input", args[0])]
@@ -147,12 +150,12 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
 
 
 def tensors_of(call: Inputs | None) -> list[Leaf]:
-    """Path and tensor of what a model was given."""
+    """Return the tensors that a model was given, with their paths; empty without a call."""
     return call.tensors if call else []
 
 
 def on_device(call: Inputs) -> list[tuple[str, torch.Tensor, int]]:
-    """Its tensors on a device that may be other than finite; a batch of token numbers has none."""
+    """Return the call's floating-point tensors on a device, which may hold NaN; a batch of token numbers has none."""
     return [leaf for leaf in call.leaves if leaf[1].device.type != "cpu" and _is_float(leaf[1])]
 
 
@@ -161,12 +164,12 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def fold(signature: int, other: int) -> int:
-    """Two signatures in order; 0 stands for nothing."""
+    """Combine two signatures into one that depends on their order; an `other` of 0 changes nothing."""
     return (signature * 0x9E3779B97F4A7C15 + other) & MASK if other else signature
 
 
 def sign(tensors: list[torch.Tensor]) -> int:
-    """A cheap signature: equal batches have equal ones, on every rank. 0: there is no tensor of two elements in host memory."""
+    """Return a cheap signature, the same for equal batches on every rank; 0 if no tensor in host memory has two elements."""
     signature = 0
     for tensor in tensors[:MAX_SIGNED]:
         if tensor.numel() < 2 or not _is_here(tensor):  # noqa: PLR2004
@@ -188,7 +191,7 @@ def _is_here(tensor: torch.Tensor) -> bool:
 
 
 def _mark(tensor: torch.Tensor) -> int:
-    """Of runs of a contiguous tensor's own memory: nothing is copied."""
+    """Fingerprint a contiguous tensor, a large one by runs; it reads the tensor's own memory and copies nothing."""
     numel, size, address, fmt = tensor.numel(), tensor.element_size(), tensor.data_ptr(), FORMATS[tensor.dtype]
     if not _has_memory(tensor):
         return 0
@@ -204,7 +207,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def corner(tensor: torch.Tensor) -> torch.Tensor:
-    """A part that is small: to make the whole of it contiguous would copy it."""
+    """Return a part of at most `SIGNED_BYTES`: making the whole tensor contiguous would copy it."""
     while tensor.nbytes > SIGNED_BYTES:
         first = tensor.shape[0]
         tensor = tensor[0] if first == 1 else tensor[: max(1, first * SIGNED_BYTES // tensor.nbytes)]
@@ -212,7 +215,7 @@ def corner(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Survey(NamedTuple):
-    """One tensor of a batch; range and mean are over what is finite."""
+    """Statistics of one tensor of a batch; range, mean and spread are over its finite values."""
 
     path: str
     numel: int
@@ -224,13 +227,13 @@ class Survey(NamedTuple):
     spread: float = math.nan
 
     def numbers(self) -> dict[str, float]:
-        """By the names of `records.NUMBERS`."""
+        """Return the statistics by the names of `records.NUMBERS`; empty if no value is finite."""
         path, numel, low, high, mean, nans, infs, spread = self
         if not math.isfinite(low):
             return {}
         is_constant = numel > 1 and low == high and not nans and not infs
         values = (low, high, mean, max(abs(low), abs(high)), float(is_constant), spread)
-        # Without the spread, if it is not known: it is the last.
+        # The spread comes last, and is left out if it is not known.
         return dict(zip(_names(path), values if math.isfinite(spread) else values[:-1], strict=False))
 
 
@@ -240,7 +243,7 @@ def _names(path: str) -> tuple[str, ...]:
 
 
 def survey(leaves: list[Leaf]) -> list[Survey]:
-    """Statistics of these tensors; what lies on a device, or is neither float nor integer, is left out."""
+    """Return statistics of these tensors, except those on a device and those that are neither float nor integer."""
     found, large = [], []
     for path, tensor in leaves:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
@@ -259,7 +262,7 @@ def survey(leaves: list[Leaf]) -> list[Survey]:
 
 
 def _at_once(path: str, tensor: torch.Tensor) -> Survey | None:
-    """By one native call, of what is small and lies densely; None: it is not, or something is not finite."""
+    """Survey a small contiguous tensor with one native call; None if it is not one, or holds something that is not finite."""
     kind = _SURVEYED.get(tensor.dtype)
     if _samples is None or kind is None or tensor.numel() > SMALL or not _is_here(tensor) or not tensor.is_contiguous():
         return None
@@ -282,7 +285,7 @@ def _integers(path: str, tensor: torch.Tensor) -> Survey:
 
 
 def _floats(path: str, tensor: torch.Tensor) -> Survey | None:
-    """None: something is not finite, and is to be counted."""
+    """Survey with torch; None if something is not finite and must be counted, which the fused pass does."""
     values = tensor if tensor.dtype is torch.float64 else tensor.float()
     low, high = map(float, values.aminmax())
     if not math.isfinite(low) or not math.isfinite(high):
@@ -306,7 +309,7 @@ def _fused(leaves: list[Leaf]) -> list[Survey]:
 
 
 def read(tensors: list[Leaf]) -> list[Nonfinite]:
-    """Which tensors of a batch are not finite; host memory only, a device is never waited for."""
+    """Return the tensors of a batch that are not finite; only those in host memory, for a device is never waited for."""
     here = [(path, t) for path, t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
     return [
         Nonfinite(where="input", name=found.path, nans=found.nans, infs=found.infs, numel=found.numel)

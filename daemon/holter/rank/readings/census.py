@@ -1,13 +1,14 @@
 """The census: all tensors of the models with name, shape, dtype, whether frozen, what is odd about their values, and which optimizer holds them.
 
-What is odd is known from the statistics of one fused pass (`marks`). Of a small buffer it is also known whether it is a progression:
+What is odd about the values is computed from the statistics of one fused pass (`marks`). A small buffer is also tested for a progression:
 
     inv_freq     1.0, 0.1, 0.01, …      geometric      as rotary embeddings have it
     positions    0, 1, 2, 3, …          arithmetic
 
-A progression may deviate by what rounding explains, so that it is still known as such after a cast to a narrower dtype.
+A progression may deviate by what rounding explains, so that it is still recognised after a cast to a narrower dtype.
 
-Readings go over entries of the census: `SelectionCache` finds those of a class of tensors once, and again when the models or the optimizers change.
+Readings go over entries of the census: `SelectionCache` finds the entries of a class of tensors once, and again when the models or the
+optimizers change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,23 +32,23 @@ HUGE = 1e6
 NEARLY_ALL = 0.99
 MANY_SUBNORMALS = 0.01
 MIN_ROUNDED = 16
-"""A few values may well be short by chance: ones, halves."""
+"""Fewest nonzero values that are judged as rounded: a few may have short mantissas by chance, such as ones and halves."""
 MAX_ELEMENTS = 65_536
-"""Of a buffer that is looked at element by element."""
+"""Largest number of elements of a buffer that is looked at element by element."""
 MIN_TERMS = 4
 MIN_RANGE = 1.5
-"""Of the ends of a geometric progression: what hardly grows may be any progression."""
+"""Least ratio between the ends of a geometric progression: one that hardly grows looks like any other progression."""
 MAX_BYTES = 1 << 30
-"""Of all tensors that one census reads."""
+"""Most bytes that one census reads of all tensors together; with more, it reads no values."""
 MARK_THRESHOLDS = (HUGE, NEARLY_ALL, MANY_SUBNORMALS, float(MIN_ROUNDED))
-"""As the native code takes them."""
+"""The thresholds of the marks in the order in which the native code takes them."""
 WIDE = (torch.float32, torch.float64)
 ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-20, torch.float64: 2.0**-20}
-"""Of one value; generous for the wide ones, whose values were computed, in float32 most often."""
+"""Relative rounding error of one value; generous for the wide dtypes, whose values were computed, mostly in float32."""
 ENTRIES_PER_PART = 500
-"""About 50 KB a part: small beside the page's ring."""
+"""Number of entries in one part of the census, which makes about 50 KB: small compared with the page's ring."""
 ValueTraits = tuple[int, str, int]
-"""Marks, pattern, number of different values."""
+"""Marks, progression (`geometric`, `arithmetic` or empty), and number of different values (-1: not counted)."""
 
 
 NOT_READ: ValueTraits = (0, "", -1)
@@ -55,29 +56,29 @@ NOT_READ: ValueTraits = (0, "", -1)
 
 @dataclass(frozen=True)
 class DtypeTraits:
-    """What the dtypes of a list of tensors mean for their marks, one entry a tensor."""
+    """What the dtypes of a list of tensors mean for their marks; each array has one entry per tensor."""
 
     is_wide: np.ndarray
     is_float: np.ndarray
     is_normal: np.ndarray
-    """A float that is not often subnormal: float16 begins to be at 6e-5."""
+    """Whether it is a float dtype in which subnormal values are rare; in float16 they begin at 6e-5."""
 
     @cached_property
     def flags(self) -> np.ndarray:
-        """All three as bits of one byte a tensor, as the native code reads them."""
+        """All three as bits of one byte per tensor, as the native code reads them."""
         bits = self.is_wide * np.uint8(1) | self.is_float * np.uint8(2) | self.is_normal * np.uint8(4)
         return np.asarray(bits, dtype=np.uint8)
 
     @staticmethod
     def of(dtypes: Sequence[torch.dtype]) -> "DtypeTraits":
-        """Of tensors of these dtypes."""
+        """Return the traits of tensors with these dtypes."""
         is_float = np.array([dtype.is_floating_point for dtype in dtypes], dtype=bool)
         is_half = np.array([dtype is torch.float16 for dtype in dtypes], dtype=bool)
         return DtypeTraits(np.array([dtype in WIDE for dtype in dtypes], dtype=bool), is_float, is_float & ~is_half)
 
 
 def marks(table: Any, traits: DtypeTraits) -> np.ndarray:
-    """`Mark`s of each tensor of a pass, uint8."""
+    """Return the `Mark`s of each tensor of a pass, as uint8."""
     numel, zeros = table.numel.astype(np.float64), table.zeros.astype(np.float64)
     nonzeros = numel - zeros
     is_bad = table.nans + table.pos_infs + table.neg_infs > 0
@@ -93,7 +94,10 @@ def marks(table: Any, traits: DtypeTraits) -> np.ndarray:
 
 
 def progression(buffer: torch.Tensor) -> tuple[str, int]:
-    """`geometric`, `arithmetic` or nothing, and the number of different values; -1: too large, or on a device."""
+    """Return `geometric`, `arithmetic` or an empty string, and the number of different values.
+
+    The number is -1 for a buffer that is not read: empty, too large, complex, or on a device.
+    """
     if buffer.device.type != "cpu" or not 0 < buffer.numel() <= MAX_ELEMENTS or buffer.is_complex():
         return "", -1
     values = buffer.detach().to(torch.float64).reshape(-1).numpy()
@@ -106,7 +110,7 @@ def progression(buffer: torch.Tensor) -> tuple[str, int]:
         roundoff = ROUNDOFF[torch.bfloat16]
     if _is_line(values, tolerance=2 * roundoff * float(np.abs(values).max()) + 1e-12):
         return "arithmetic", num_distinct
-    # Three values are rounded: the term and both ends.
+    # Rounding enters three times: by the term and by both ends.
     if values.min() > 0 and values.max() / values.min() > MIN_RANGE and _is_line(np.log(values), 4 * roundoff):
         return "geometric", num_distinct
     return "", num_distinct
@@ -133,7 +137,7 @@ class CensusTaker:
     def take(
         self, models: Models, optimizers: Sequence[torch.optim.Optimizer], ready_order: Sequence[int]
     ) -> Iterator[Census]:
-        """`ready_order` holds ids of parameters in the order in which their gradients came."""
+        """Yield the census in parts; `ready_order` holds the ids of parameters in the order in which their gradients became ready."""
         watched = models.all()
         tensors = [(name, p) for model in watched for name, p in model.parameters]
         place = {id(p): index for index, (_, p) in enumerate(tensors)}
@@ -200,10 +204,10 @@ class CensusTaker:
         return entries
 
     def _read_new(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Read the values of tensors that are new; those on a device are not read, for we would have to wait for the answer."""
+        """Read the values of new tensors, except those on a device: we would have to wait for the answer."""
         new = [(name, t) for name, t in named if (name, t.dtype) not in self._values]
         self._values.update({(name, t.dtype): NOT_READ for name, t in new})
-        # A shard of what trains may well be constant, a bias or a row of padding; a frozen one was loaded.
+        # A shard of a trained parameter may well be constant (a bias, a row of padding), so only frozen shards, which were loaded, are read.
         new = [(name, t if t.requires_grad else held_part(t)) for name, t in new]
         new = [(name, t) for name, t in new if _is_readable(t)]
         if sum(t.nbytes for _, t in new) > MAX_BYTES or not new:
@@ -230,19 +234,19 @@ def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:
 
 
 def held_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it: ZeRO's third stage keeps its part beside the parameter."""
+    """Return the part of a tensor that this rank holds; ZeRO's third stage keeps it beside the parameter."""
     part: torch.Tensor | None = getattr(tensor, "ds_tensor", None)
     return local(part if part is not None else tensor)
 
 
 def _whole_shape(model: Model, tensor: torch.Tensor) -> Sequence[int]:
-    """Of a shard, what all of it has: the same on every rank."""
+    """Return the shape of the whole tensor, which is the same on every rank, even if this rank holds only a shard."""
     whole: Sequence[int] = model.whole_shapes.get(id(tensor)) or getattr(tensor, "ds_shape", ()) or tensor.shape
     return whole
 
 
 def _owners(model: Model) -> dict[str, tuple[str, bool]]:
-    """Name of a tensor -> class of its module, and whether a state dict holds it."""
+    """Map the name of each tensor to the class of its module, and to whether a state dict holds it."""
     found = {}
     for path, module in model.inner.named_modules() if model.inner is not None else ():
         prefix = f"{model.prefix}{path}." if path else model.prefix
@@ -271,37 +275,37 @@ class Selection:
     tensors: list[torch.Tensor]
     over: Literal["parameters", "buffers"] = "parameters"
     keys: Sequence[str] = ()
-    """Of an optimizer's state: the entries are all parameters, once for each of these."""
+    """Names of an optimizer's state tensors; the entries are then all parameters, once for each of these names."""
     scopes: tuple[str, ...] = ()
-    """For each entry, what it is compared over (`holter.rank.mesh`); empty: all of them over all ranks."""
+    """For each entry, the scope over which it is compared (`holter.rank.mesh`); empty if all are compared over all ranks."""
     names: Sequence[str] = ()
-    """What the entries are called where they are no entries of the census."""
+    """Names of the entries if they are not entries of the census."""
 
     @cached_property
     def traits(self) -> DtypeTraits:
-        """What their dtypes mean."""
+        """What the dtypes of the chosen tensors mean for their marks."""
         return DtypeTraits.of([tensor.dtype for tensor in self.tensors])
 
     @cached_property
     def is_partitioned(self) -> bool:
-        """Whether ZeRO's third stage keeps parts of some beside them: from the first step on, or never."""
+        """Whether ZeRO's third stage keeps this rank's part beside some tensor. This does not change after the first step."""
         return any(getattr(tensor, "ds_tensor", None) is not None for tensor in self.tensors)
 
     @cached_property
     def outline(self) -> "Selection":
-        """The same without the tensors, for who waits for an answer about them: they are the script's to let go of."""
+        """The same selection without the tensors, for a reader that waits for an answer: it must not keep the script's tensors alive."""
         return Selection(self.size, self.places, [], self.over, self.keys, self.scopes, self.names)
 
     @cached_property
     def by_scope(self) -> list[tuple[str, np.ndarray]]:
-        """The places of the entries of each scope."""
+        """Each scope with the places of its entries, sorted by scope."""
         if not any(self.scopes):
             return [("", self.places)]
         scopes = np.array(self.scopes)
         return [(str(scope), self.places[scopes == scope]) for scope in sorted(set(self.scopes))]
 
     def part(self, indices: Sequence[int]) -> "Selection":
-        """The entries at these indices of the selection."""
+        """Return the entries at these indices of the selection."""
         scopes = tuple(self.scopes[i] for i in indices) if self.scopes else ()
         return Selection(
             self.size, self.places[list(indices)], [self.tensors[i] for i in indices], self.over, scopes=scopes
@@ -309,25 +313,25 @@ class Selection:
 
 
 class SelectionCache:
-    """Selections, each made once for each state of the models."""
+    """Keeps selections; each is made once, and made again when the models change."""
 
     def __init__(self, context: "Context") -> None:
         self._context = context
         self._made: dict[object, Selection] = {}
         self._sizes: dict[object, tuple[int, np.ndarray]] = {}
         self._places: dict[int, int] = {}
-        """Id of a parameter -> its place; a tensor that becomes a replica does not move."""
+        """Place of each parameter in the census, by its id; a tensor that becomes a replica keeps its place."""
         self.num_parameters = 0
-        """Of the census, as of the last look for places."""
+        """Number of parameters in the census when places were last looked up."""
         self._generation = -1
         self._is_possible = False
 
     def forget(self) -> None:
-        """The script let go of a model: its memory is not ours to hold."""
+        """Drop all selections, because the script let go of a model: we must not hold its memory."""
         self._made, self._places, self._generation = {}, {}, -1
 
     def is_possible(self) -> bool:
-        """Whether of some tensor it is known who else holds it, or that nobody does."""
+        """Whether it is known of some tensor which other ranks hold it, or that none does."""
         models = self._context.models
         if self._generation != models.generation or models.has_lost:
             self._forget_if_changed()
@@ -336,7 +340,10 @@ class SelectionCache:
     def parameters(
         self, optimizers: Sequence[torch.optim.Optimizer], *, held_only: bool, with_own: bool = False
     ) -> Selection:
-        """Trainable replicas of the models that these optimizers train; with `held_only`, those that they hold; with what is a rank's own, too."""
+        """Return the trainable replicas of the models that these optimizers train.
+
+        With `held_only` only those that the optimizers hold; with `with_own` also tensors that only this rank holds.
+        """
         outline = self._context.models.outline(optimizers)
 
         def make() -> Selection:
@@ -353,13 +360,13 @@ class SelectionCache:
         return self._once(("parameters", held_only, with_own, *outline), make)
 
     def where(self, key: object, is_chosen: Callable[[Model, torch.Tensor], bool]) -> Selection:
-        """Parameters, of components too, for which this holds."""
+        """Return the parameters, including those of components, for which `is_chosen` holds."""
         return self._once(key, lambda: self._choose(is_chosen))
 
     def slice_of(self, chosen: Selection, step: int, at_least_bytes: int) -> Selection:
-        """The share of this step: no more bytes than the trainable parameters have, or than this.
+        """Return this step's slice of the selection: about as many bytes as the trainable parameters have, or `at_least_bytes` if that is more.
 
-        An odd number of slices, so that every interval between comparisons, a power of two, comes to all of them.
+        The number of slices is odd. The interval between comparisons is a power of two, so every slice gets its turn.
         """
         num_slices, numbers = self._sliced(chosen, at_least_bytes)
         if num_slices == 1:
@@ -368,7 +375,7 @@ class SelectionCache:
         return self._once(("slice", turn), lambda: chosen.part(np.flatnonzero(numbers == turn).tolist()))
 
     def _sliced(self, chosen: Selection, at_least_bytes: int) -> tuple[int, np.ndarray]:
-        """How many slices there are, and which one each tensor is in."""
+        """Return the number of slices, and the slice that each tensor is in."""
         if ("slices", at_least_bytes) not in self._sizes:
             trainable = sum(p.nbytes for model in self._context.models for _, p in model.parameters if p.requires_grad)
             sizes = np.array([tensor.nbytes for tensor in chosen.tensors], dtype=np.int64)
@@ -379,7 +386,7 @@ class SelectionCache:
         return self._sizes["slices", at_least_bytes]
 
     def once_for_each(self, chosen: Selection, keys: tuple[str, ...]) -> Selection:
-        """The same entries once for each of these keys."""
+        """Return the same entries, repeated once for each of these keys."""
 
         def make() -> Selection:
             places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
@@ -389,7 +396,7 @@ class SelectionCache:
         return self._once(("keys", id(chosen), keys), make)
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> np.ndarray:
-        """Where these are among all parameters of the census."""
+        """Return the places of these parameters among all parameters of the census."""
         count = sum(len(model.parameters) for model in self._context.models.all())
         is_known = all(id(p) in self._places for p in parameters)
         if not is_known or self.num_parameters != count:
@@ -399,7 +406,7 @@ class SelectionCache:
         return np.array([self._places[id(p)] for p in parameters], dtype=np.int64)
 
     def buffers(self, model: Model) -> Selection:
-        """The buffers of one model that must be equal."""
+        """Return the buffers of one model that must be equal on all ranks."""
         return self._once(
             ("buffers", id(model)),
             lambda: self._choose(lambda other, b: other is model and other.is_compared(b), "buffers"),
@@ -432,7 +439,7 @@ class SelectionCache:
 
     def _forget_if_changed(self) -> None:
         models = self._context.models
-        # Going through them is what notices one that is gone.
+        # Only iterating over the models notices that one is gone.
         watched = iter(models)
         if self._generation != models.generation:
             self._made, self._sizes = {}, {}
