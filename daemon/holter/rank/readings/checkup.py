@@ -1,10 +1,10 @@
 """The readings of one vital step, before and after the optimizer, and what follows from them once all have been answered.
 
-Parameters are told by module, in few enough groups, by names that a person knows:
+Parameters are reported in groups by module, few enough and under names that a person knows:
 
     blocks.0.attention.weight, blocks.0.mlp.weight, blocks.1.attention.weight, head.weight   ->   blocks.0, blocks.1, head
 
-As many parts of the names as give no more than 32 groups; parameters of another dtype or device are a group of their own.
+The groups use as many parts of the names as give no more than 32 groups. Parameters of another dtype or device form a group of their own.
 """
 
 import math
@@ -34,14 +34,14 @@ from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999
 LEAST_ROUNDED = 16
-"""Values that are not zero, below which nothing is said of their mantissas."""
+"""Fewest nonzero values of a tensor for its mantissas to be judged."""
 FAINT, MATRIX = 1e-8, 2
-"""Of the norm of the largest gradient, and dimensions."""
+"""A faint gradient's norm is below this share of the largest gradient's norm; only parameters of at least this many dimensions are judged."""
 HALF_BITS, NUM_HALF = 0x1FFF, 64
-"""Bits of a float32's mantissa that float16 has not, and elements of each tensor that are asked for them."""
+"""The mantissa bits of float32 that float16 lacks, and the number of elements of each tensor that are tested for them."""
 RESOLUTION = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 LOST_FACTOR = 4.0
-"""A step of learning rate times gradient this many units in the last place of the weight cannot be lost to rounding."""
+"""A step (learning rate times gradient) of this many units in the last place of the weight cannot be lost to rounding."""
 COPY_DISTANCE = 0.5
 """A frozen tensor nearer to a live one than this, relative to it, is taken for its copy."""
 NUM_TWINS = 16
@@ -63,7 +63,7 @@ class ModuleGroup:
 
 
 def grouped_by_module(named: Sequence[tuple[str, Any]]) -> list[ModuleGroup]:
-    """All parameters of the list, each in one group."""
+    """Group the parameters of the list by module, each in exactly one group."""
     paths = [name.split(".")[:-1] for name, _ in named]
     kinds = [(p.dtype, p.device) for _, p in named]
     keys = _keys(paths, kinds, 1)
@@ -95,18 +95,18 @@ class CheckupMemory:
     trained: FingerprintHistory
     frozen: FingerprintHistory
     moved_names: list[str] = field(default_factory=list)
-    """Trained parameters that were seen to move between two steps, not told yet."""
+    """Names of trained parameters that were seen to move between two steps and have not been reported yet."""
 
 
 @dataclass(frozen=True)
 class UnheldParameters:
-    """Parameters with a gradient that no optimizer which ever stepped holds."""
+    """Parameters that have a gradient, but that no optimizer which ever stepped holds."""
 
     names: tuple[str, ...] = ()
     is_at_rest: bool | None = None
-    """Whether an optimizer that never stepped holds one; None: nobody looked."""
+    """Whether an optimizer that never stepped holds one of them; None if nobody looked."""
     is_wrapped: bool = False
-    """They are all of a model that the script wrapped to have it trained, and no optimizer holds any."""
+    """Whether they are all parameters of a model that the script wrapped for training, none of which an optimizer holds."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Answers:
 
 
 class Checkup:
-    """Reads before and after one step; says `Vitals` when a device, too, has answered."""
+    """Reads the parameters before and after one step, and writes `Vitals` once the device, too, has answered."""
 
     def __init__(
         self, context: Context, memory: CheckupMemory, trained: Parameters, frozen: Parameters, rates: dict[int, float]
@@ -129,7 +129,7 @@ class Checkup:
         self.step = context.log.step
         self.unheld = UnheldParameters()
         self.resting: set[int] = set()
-        """Ids of parameters that a schedule keeps at a rate of zero for now."""
+        """Ids of parameters whose learning rate a schedule keeps at zero for now."""
         self._context, self._memory = context, memory
         self._all = list(trained)
         self._trained = [(name, p) for name, p in trained if readable(p)]
@@ -139,9 +139,9 @@ class Checkup:
         self._answers = _Answers()
         self._samples: Samples | None = None
         self._halved: set[int] = set()
-        """Places of float32 tensors that hold nothing but float16's values before the step."""
+        """Places of float32 tensors that held only values of float16 before the step."""
         self._left: list[list[tuple[str, weakref.ref[Any]]]] | None = None
-        """All, trained and frozen ones, while a device owes an answer."""
+        """Weak references to all, trained and frozen parameters while the device's answer is outstanding; None otherwise."""
         self._view = gradient_view(context.models.active())
         self._given = [
             place
@@ -150,14 +150,14 @@ class Checkup:
         ]
 
     def begin(self) -> None:
-        """Before the optimizer steps."""
+        """Read gradients and weights before the optimizer steps."""
         self._read("gradients", [self._trained[place][1].grad for place in self._given], histogram="sampled")
         self._read_weights("before")
         self._halved = {place for place, (_, p) in enumerate(self._trained) if _is_halved(local(p))}
         self._samples = Samples([[self._trained[place][1] for place in group.places] for group in self._groups])
 
     def end(self) -> None:
-        """After the optimizer stepped."""
+        """Read the weights after the optimizer has stepped."""
         if self._samples is None or is_capturing() or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
             self._all, self._trained, self._frozen, self._samples = [], [], [], None
             return
@@ -168,14 +168,14 @@ class Checkup:
         self._let_go()
 
     def _let_go(self) -> None:
-        """A device answers later: what the script lets go of before is not held."""
+        """Keep only weak references: the device answers later, and what the script frees before then must not be held."""
         self._left = [
             [(name, weakref.ref(p)) for name, p in named] for named in (self._all, self._trained, self._frozen)
         ]
         self._all, self._trained, self._frozen = [], [], []
 
     def _take_back(self) -> bool:
-        """False: the script has let go of some of it."""
+        """Turn the weak references into parameters again; return False if the script has freed one of them."""
         if self._left is not None:
             lists = [[(name, reference()) for name, reference in named] for named in self._left]
             self._left = None
@@ -185,7 +185,7 @@ class Checkup:
         return True
 
     def _read_weights(self, moment: str) -> None:
-        """Trained ones, unless the comparison of replicas has just read them; frozen ones."""
+        """Read the frozen weights, and the trained ones unless the comparison of replicas has just read them."""
         ids, table = self._context.readings.kept.get(f"parameters_{moment}", ([], None))
         rows = dict(zip(ids, range(len(ids)), strict=True))
         places = [rows.get(id(p), -1) for _, p in self._trained]
@@ -253,13 +253,13 @@ class Checkup:
             uncleared_growth=memory.leftovers.growth,
         )
         self._context.writer.say(self.step, vitals)
-        # Nothing of a checkup outlives it: what the script lets go of is let go at once.
+        # Hold nothing after the checkup, so that what the script frees is freed at once.
         self._all, self._trained, self._frozen, answers.samples = [], [], [], None
 
     def _idle(self) -> tuple[Named, Named, int]:
-        """Parameters without a gradient, those whose gradient is zero as the optimizer is given it, and for how many steps.
+        """Return the parameters without a gradient, those whose gradient is zero when the optimizer gets it, and for how many steps.
 
-        A rank's own gradient may be zero where the others' are not.
+        The gradient that the optimizer gets is what counts: a rank's own may be zero where the others' are not.
         """
         idle, table = self._memory.idle, self._answers.gradients
         is_given_zero = {
@@ -296,7 +296,7 @@ class Checkup:
         )
 
     def _unchanged(self, moves: MovedTensors) -> list[int]:
-        """Parameters with a gradient of which no bit moved, or whose last step was undone, although the step is too large to be lost to rounding."""
+        """Return parameters with a gradient that did not change, or whose last step was undone, although the step is too large to be lost to rounding."""
         moved, out = set(moves.in_step) - set(moves.restored), []
         table, before = self._answers.gradients, self._answers.before
         for row, place in enumerate(self._given):
@@ -309,7 +309,7 @@ class Checkup:
         return out
 
     def _without_rate(self) -> list[int]:
-        """Parameters with a gradient that is not zero, and a learning rate that is."""
+        """Return parameters with a nonzero gradient and a learning rate of zero, except those that a schedule keeps there."""
         table = self._answers.gradients
         return [
             place
@@ -320,7 +320,7 @@ class Checkup:
         ]
 
     def _faint(self) -> list[int]:
-        """Matrices with next to no gradient; a bias before a normalisation has none but rounding by its nature."""
+        """Return the matrices with next to no gradient. Biases are left out: before a normalisation, their gradient is nothing but rounding."""
         table = self._answers.gradients
         if table is None or not len(table.square_sum):
             return []
@@ -332,7 +332,10 @@ class Checkup:
         ]
 
     def _rounded(self, moves: MovedTensors) -> list[int]:
-        """float32 with the mantissas of a narrower dtype. Before the step as well: a script that rounds between two steps rounds what the last one left."""
+        """Return float32 parameters that hold only values of a narrower dtype, before the step or after it.
+
+        Before it as well, because a script that rounds between two steps rounds what the last step left.
+        """
         tables = self._answers.before, self._answers.after
         return [
             place
@@ -342,7 +345,7 @@ class Checkup:
         ]
 
     def _is_copy(self, place: int, fingerprint: Any, live: set[int]) -> bool:
-        """Whether a frozen tensor that moved holds what a live one holds, or held a few steps ago."""
+        """Whether a frozen tensor that moved is a copy of a live tensor, as it is now or was a few steps ago."""
         if int(fingerprint) in live:
             return True
         mine = local(self._frozen[place][1])
@@ -357,7 +360,7 @@ class Checkup:
 
 
 def _is_halved(weight: torch.Tensor) -> bool:
-    """Whether a float32 tensor in host memory went through float16; the fused pass asks for the bits of bfloat16 alone."""
+    """Whether a float32 tensor in host memory went through float16; the fused pass only tests for bfloat16."""
     if weight.dtype is not torch.float32 or not weight.is_cpu or weight.numel() < LEAST_ROUNDED:
         return False
     sample = strided(weight, NUM_HALF)
@@ -380,19 +383,19 @@ def _is_rounded(table: Any, place: int) -> bool:
 
 
 def readable(parameter: Any) -> bool:
-    """Whether this rank holds elements of it."""
+    """Whether this rank holds elements of the parameter that can be read."""
     return is_readable(local(parameter))
 
 
 def trained_by(models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
-    """Parameters that require gradients and that these optimizers hold; of shards, those that this rank has some of."""
+    """Return the parameters that require gradients, that these optimizers hold, and of which this rank holds elements."""
     held = held_by(optimizers)
     every = [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in held]
     return [(name, p) for name, p in every if local(p).numel()]
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:
-    """The learning rate of each parameter, by its id."""
+    """Return the learning rate of each parameter, by the parameter's id; NaN if it is unknown."""
     return {
         id(p): rate
         for optimizer in optimizers
@@ -403,7 +406,10 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:
 
 
 def resting_by_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    """Ids of parameters whose rate a schedule has set to zero while others train: they are thawed later. A group that was given no rate never is."""
+    """Return the ids of parameters whose learning rate a schedule has set to zero while others train: they will be thawed later.
+
+    A group whose initial rate is zero or missing is not among them.
+    """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not any(_rate(group) > 0 for group in groups):
         return set()

@@ -1,4 +1,4 @@
-"""Tensors that must be equal on all replicas: one root fingerprint for each class of tensors, at steps of comparison.
+"""Tensors that must be equal on all replicas are compared by one root fingerprint for each class of tensors, at steps of comparison.
 
     the model is called     buffers                DDP has just broadcast them; after the call they are the rank's own
     backward is over        gradients_reduced      before anything clips them
@@ -8,14 +8,15 @@
                             parameters_before      at the first step, and right after a comparison: the rank's own history
     after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
-Which ranks hold the same bytes is known tensor by tensor (`holter.rank.mesh`). One pass reads them all; each scope gets a root and a table of its
-own. A shard that nobody else holds is read before and after, and so is what the optimizer remembers of it: it is held against its own history.
+Which ranks hold the same bytes is known for each tensor (`holter.rank.mesh`). One pass reads them all; each scope gets a root and a table of its
+own. A shard that no other rank holds is read before and after the step, and so is the optimizer's state for it: both are compared with their own
+history.
 
-A partial value, such as a norm's gradient under sequence parallelism, is not reduced yet: its local parts differ by right. What the step makes of
-it is compared.
+A partial value, such as a norm's gradient under sequence parallelism, is not reduced yet, so its local parts rightly differ. Only the parameters
+that the step makes of it are compared.
 
-The tables behind the roots go over all entries of the census, in its order, 0 where there is nothing to compare. Only models that the
-step's own optimizers train take part: what else a rank still holds, an average or the model of an earlier fold, need not be equal.
+The tables behind the roots cover all entries of the census, in its order, with 0 where there is nothing to compare. Only models that the
+step's own optimizers train take part: other models that a rank still holds, such as an average or the model of an earlier fold, need not be equal.
 """
 
 import hashlib
@@ -50,23 +51,23 @@ except ImportError:
     _pack = None
 
 STATE_EVERY = 4
-"""Comparisons between two readings of the optimizer's state."""
+"""The optimizer's state is read at every n-th comparison."""
 NOT_REDUCED = "backward.after_reduction"
 CLIPPED = ("gradients_reduced", "gradients")
-"""Classes between which a script clips, in this order."""
+"""The classes of gradients before and after a script clips."""
 SLICE_BYTES = 64 << 20
-"""Frozen parameters read at one comparison, or as many as train if those are more."""
+"""Bytes of frozen parameters read at one comparison, or the bytes of all trainable parameters if those are more."""
 
 Entry: TypeAlias = "torch.Tensor | None"
 LARGEST = 3e38
-"""Of the float32 numbers of a table of settings."""
+"""Largest magnitude in a table of settings, whose numbers are float32; larger ones are clamped to it."""
 
 
 class ToldRows(NamedTuple):
-    """What a comparison tells of its rows; tables go over all entries of the census, 0 where nothing was read."""
+    """What a comparison reports of its rows; the tables cover all entries of the census, with 0 where nothing was read."""
 
     root: int
-    """Over the chosen entries."""
+    """Root fingerprint of the chosen entries."""
     fingerprints: bytes
     norms: bytes
     sums: bytes
@@ -76,17 +77,17 @@ class ToldRows(NamedTuple):
 
 
 class FingerprintRows(NamedTuple):
-    """What one pass found in some entries of the census."""
+    """What one pass read of some entries of the census."""
 
     places: np.ndarray
     rows: np.ndarray
-    """Of the pass, as it gave them."""
+    """Rows of the pass's table, one for each place."""
     traits: DtypeTraits
 
     @staticmethod
     def joined(parts: Sequence["FingerprintRows"], wanted: np.ndarray) -> "FingerprintRows":
-        """Several passes in one, only what is wanted of each."""
-        # As bytes: to ask numpy takes ten times as long.
+        """Join several passes into one, with only the wanted places of each."""
+        # Compared as bytes: numpy's own comparison takes ten times as long.
         if len(parts) == 1 and (parts[0].places is wanted or parts[0].places.tobytes() == wanted.tobytes()):
             return parts[0]
         chosen = [(part, np.isin(part.places, wanted)) for part in parts]
@@ -98,17 +99,20 @@ class FingerprintRows(NamedTuple):
         return FingerprintRows(places, rows, DtypeTraits(*traits))
 
     def told(self, size: int, places: np.ndarray) -> ToldRows:
-        """Of a census of this size, with the root over these places. By the native code, where it was built: one call instead of some sixty of numpy's."""
+        """Return the tables for a census of `size` entries, with the root over these places.
+
+        The native code, where it was built, does it in one call instead of some sixty of numpy's.
+        """
         if _pack is None:
             return self.told_by_numpy(size, places)
         return ToldRows(*_pack(self.rows, self.places, self.traits.flags, places, size, census.MARK_THRESHOLDS))
 
     def of_places(self, places: np.ndarray) -> "FingerprintRows":
-        """Only these."""
+        """Return only the rows of these places."""
         return FingerprintRows.joined([self], places)
 
     def told_by_numpy(self, size: int, places: np.ndarray) -> ToldRows:
-        """The definition."""
+        """Do the same with numpy: the definition of what the native code computes."""
         rows = self.rows
         fingerprints = np.zeros(size, dtype="<u8")
         fingerprints[self.places] = rows["fingerprint"]
@@ -135,7 +139,7 @@ OnRows = Callable[[FingerprintRows], None]
 
 
 class ComparisonProbe:
-    """Fingerprints what must be equal."""
+    """Fingerprints the tensors that must be equal on all replicas."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -145,20 +149,20 @@ class ComparisonProbe:
         context.models.on_forget.append(self._selections.forget)
         self._reduced = _ReducedGradients(OpenStep(-1))
         self._own_reduced: tuple[OpenStep | None, int, float] = (None, 0, 0.0)
-        """Of a step: how many of this rank's own shards of the gradients were read as the reduction left them, and their norm."""
+        """A step, how many of this rank's own gradient shards were read right after its reduction, and their norm."""
 
     def is_due(self) -> bool:
-        """Whether this is a step of comparison, and there is somebody to compare with."""
+        """Whether this is a step of comparison, and there are other ranks to compare with."""
         context = self._context
         is_check = context.log.step % context.schedule.plan.check_interval == 0
         return is_check and context.world_size > 1 and self._selections.is_possible()
 
     def is_possible(self) -> bool:
-        """Whether there are replicas: known from wrappers, placements and reductions, never guessed."""
+        """Whether it is known, from wrappers, placements and reductions, which tensors have replicas; this is never guessed."""
         return self._context.world_size > 1 and self._selections.is_possible()
 
     def parameters(self, moment: Literal["before", "after"], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The trainable replicas of the models that these optimizers train."""
+        """Read the trainable replicas of the models that these optimizers train, before or after the step."""
         if moment == "before" and not self._context.schedule.plan.reads_before(self._context.log.step):
             return
         chosen = self._selections.parameters(optimizers, held_only=False, with_own=True)
@@ -171,7 +175,7 @@ class ComparisonProbe:
         getattr(self._shard_state, moment)(optimizers)
 
     def _read_partitions(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """What ZeRO steps in the model's place: a list of its own, by names of its own."""
+        """Read the partitions that ZeRO steps in place of the model's parameters; they have a table and names of their own."""
         partitions = self._context.frameworks.partitions
         held = [named for one in optimizers for named in partitions.get(one, ())] if partitions else []
         if held:
@@ -184,9 +188,9 @@ class ComparisonProbe:
             self._launch(f"{name}.partitions", chosen, tensors, lambda rows: self._tell(step, name, outline, rows))
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients that one optimizer is given; with them, what reduction had made of them."""
+        """Read the gradients that one optimizer is given, and report them together with what the reduction had made of them."""
         if optimizer in self._context.frameworks.partitions:
-            # What the model's parameters hold is this rank's own; the reduced ones are partitioned.
+            # The model's parameters hold this rank's own gradients; the reduced ones are in the partitions.
             return
         chosen = self._selections.parameters([optimizer], held_only=True, with_own=True)
         step, reduced = self._context.log.now, self._reduced
@@ -197,17 +201,17 @@ class ComparisonProbe:
         self._read("gradients", chosen, self._context.gradient_answers.held_of(chosen.tensors))
 
     def note_reduction(self) -> None:
-        """A backward pass is over: DDP has reduced in it, or what it added stays the rank's own until one does."""
+        """Note after a backward pass whether DDP has reduced in it; if not, the gradients stay the rank's own until a later pass reduces."""
         numbers = self._context.log.now.numbers
         numbers.pop(NOT_REDUCED, None)
         for model in self._context.models:
-            # It was decided when the model was called, wherever the pass begins.
+            # DDP decides this when the model is called, wherever the backward pass begins.
             ddp = model.ddp
             if ddp is not None and not (ddp.require_backward_grad_sync or ddp.require_forward_param_sync):
                 numbers[NOT_REDUCED] = 1.0
 
     def reduced_gradients(self) -> None:
-        """Gradients as a backward pass that reduces left them, before any clipping."""
+        """Read the gradients as a reducing backward pass left them, before any clipping."""
         models = [
             model
             for model in self._context.models
@@ -225,7 +229,7 @@ class ComparisonProbe:
         self._hold("gradients_reduced", chosen)
 
     def reduced_by_hand(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Gradients that the script has just reduced: all that it does, or one that is met for the first time."""
+        """Read gradients that the script has just reduced itself: all of them, or a single one that it reduces for the first time."""
         if self.is_due():
             places = self._selections.places_of(parameters)
             size = self._selections.num_parameters
@@ -233,7 +237,7 @@ class ComparisonProbe:
             self._hold(name, Selection(size, places, list(parameters)))
 
     def frozen(self) -> None:
-        """Parameters that do not train, of replicated models and of frozen components; in slices if they are large."""
+        """Read parameters that do not train, of replicated models and of frozen components; in slices if they are large."""
         chosen = self._selections.where(
             "frozen",
             lambda model, p: (
@@ -244,17 +248,17 @@ class ComparisonProbe:
         self._read("frozen", part, part.tensors)
 
     def hyperparameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Learning rates and other settings, and step counts."""
+        """Read learning rates and other settings of these optimizers, and how far they have counted steps."""
         self._hyperparameters.read(optimizers)
 
     def buffers(self, model: Model) -> None:
-        """Normalisation statistics and tables of a model that is being called."""
+        """Read the buffers (normalisation statistics, tables) of a model that is being called."""
         chosen = self._selections.buffers(model)
         if chosen.tensors:
             self._read("buffers", chosen, chosen.tensors)
 
     def randomness(self) -> None:
-        """The random state that a model was called with last, where ranks compute parts of one result and it drops some of it at random."""
+        """Compare the random state of the model's last call, where tensor-parallel ranks compute parts of one result and dropout is active."""
         if not any(model.axes for model in self._context.models):
             return
         call = self._context.inputs.last
@@ -273,7 +277,7 @@ class ComparisonProbe:
         self._context.log.now.roots[f"randomness{scope}"] = int.from_bytes(digest, "little")
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moments and whatever else the optimizer keeps for a parameter."""
+        """Read moments and whatever else the optimizer keeps for its parameters, at every fourth comparison."""
         plan = self._context.schedule.plan
         if self._context.log.step // plan.check_interval % STATE_EVERY or "ZeroRedundancy" in type(optimizer).__name__:
             return
@@ -286,17 +290,17 @@ class ComparisonProbe:
             self._read("optimizer_state", self._selections.once_for_each(chosen, keys), tensors)
 
     def _hold(self, name: str, chosen: Selection) -> None:
-        """Read reduced gradients; which of them count is known when an optimizer is about to apply them."""
+        """Read reduced gradients and hold the answer; which of them count is known only when an optimizer is about to apply them."""
         step = self._context.log.now
         if self._reduced.step is not step:
             self._reduced = _ReducedGradients(step)
         gradients = gradients_of(chosen.tensors)
-        # A part that nobody reads would be waited for.
+        # Register a part only if it will be read: all registered parts are waited for.
         if type(gradients) is SeenTensors or any(gradient is not None for gradient in gradients):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
-        """Read these tensors of the chosen entries, and tell root and table."""
+        """Read these tensors of the chosen entries, and report their root and table."""
         step, outline = self._context.log.now, chosen.outline
         self._launch(tensor_class, chosen, tensors, lambda rows: self._tell(step, tensor_class, outline, rows))
 
@@ -321,12 +325,12 @@ class ComparisonProbe:
         step.cost.check_s += self._context.reading_s - reading_s
 
     def _note_factor(self, step: OpenStep, tensor_class: str, rows: FingerprintRows) -> None:
-        """What became of this rank's own shards of the gradients between the reduction and the optimizer: one factor, the same on all ranks."""
+        """Note by which factor this rank's own gradient shards were clipped between reduction and optimizer; it must be the same on all ranks."""
         norm = math.sqrt(max(0.0, float(rows.rows["square_sum"].sum())))
         if tensor_class == CLIPPED[0]:
             self._own_reduced = step, len(rows.places), norm
             return
-        # In the very first step some are known too late to be read at the end of the backward pass.
+        # In the very first step some shards become known too late to be read at the end of the backward pass.
         is_whole = self._own_reduced[:2] == (step, len(rows.places))
         reduced = self._own_reduced[2] if is_whole else 0.0
         if reduced and math.isfinite(reduced) and math.isfinite(norm):
@@ -341,7 +345,7 @@ class ComparisonProbe:
             told = own.told(chosen.size, places)
             step.roots[tensor_class + scope] = told.root
             if not scope:
-                # How far apart ranks are shows in the differences of sum and norm over all tensors.
+                # The differences of sum and norm over all tensors show how far apart ranks are.
                 norm = math.sqrt(told.square_sum) if told.square_sum >= 0 else math.nan
                 step.numbers |= {f"sum.{tensor_class}": told.sum, f"norm.{tensor_class}": norm}
             packed = PackedTable(
@@ -359,7 +363,7 @@ class ComparisonProbe:
 
 
 class _ReducedGradients:
-    """Readings of reduced gradients at one step, until an optimizer says which of them it will apply."""
+    """Readings of reduced gradients of one step, held until an optimizer shows which of them it will apply."""
 
     def __init__(self, step: OpenStep) -> None:
         self.step = step
@@ -368,11 +372,11 @@ class _ReducedGradients:
 
     @property
     def num_parts(self) -> int:
-        """How many readings have started."""
+        """Number of readings that have started."""
         return len(self._parts)
 
     def part(self, name: str) -> OnRows:
-        """Begin a reading; a later one of the same name counts."""
+        """Register a reading and return what takes its rows; a later reading of the same name replaces it."""
         self._parts[name] = None
 
         def learn(rows: FingerprintRows) -> None:
@@ -382,7 +386,7 @@ class _ReducedGradients:
         return learn
 
     def ask(self, then: Callable[[list[FingerprintRows]], None]) -> None:
-        """Call this with all readings, once they are there."""
+        """Call `then` with all readings as soon as they are complete."""
         self._then = then
         self._answer()
 
@@ -396,10 +400,10 @@ class _ReducedGradients:
 
 
 def _state_tensors(states: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[Entry]]:
-    """What an optimizer keeps for its parameters: the names, and the tensors of all parameters for the first name, then for the second."""
+    """Return the names of an optimizer's state tensors, and the tensors: those of all parameters for the first name, then for the second."""
     first = sorted(states[0]) if states else []
     if set(map(len, states)) == {len(first)} and all(map(set(first).issuperset, states)):
-        # All alike, as most often: in native loops.
+        # The usual case, all states alike, is done in native loops.
         tensors: list[Any] = list(chain.from_iterable(map(operator.itemgetter(key), states) for key in first))
         if PLAIN.issuperset(map(type, tensors)):
             return tuple(first), tensors
@@ -414,16 +418,16 @@ def _drops(module: torch.nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _OptimizerGroup:
-    """What is read of one group of an optimizer. The optimizer is held weakly, as everything of the script's is."""
+    """What is read of one group of an optimizer. The optimizer is held weakly, like everything that belongs to the script."""
 
     optimizer: "weakref.ref[torch.optim.Optimizer]"
     place: int
     counter: "weakref.ref[torch.Tensor] | None"
-    """Its first replica whose state counts steps."""
+    """The group's first replica whose state counts steps; None if there is none."""
     keys: list[tuple[str, int]]
-    """(setting, place in it), -1 where it is a number itself."""
+    """Each setting with the place in it; the place is -1 if the setting is a number itself."""
     num_remembered: int
-    """Of its replicas, those that the optimizer has a state of: whose was cleared has none."""
+    """Number of the group's replicas for which the optimizer keeps a state; it drops when a state is cleared."""
 
     def add_values(self, values: list[float]) -> None:
         """Append the numbers as they are now."""
@@ -437,7 +441,7 @@ class _OptimizerGroup:
         values.append(float(self.num_remembered))
 
     def names(self, prefix: str) -> Iterator[str]:
-        """Names of these numbers."""
+        """Yield the names of the numbers that `add_values` appends, in the same order."""
         for key, place in self.keys:
             yield prefix + key if place < 0 else f"{prefix}{key}.{place}"
         if self.counter is not None:
@@ -446,16 +450,16 @@ class _OptimizerGroup:
 
 
 class Hyperparameters:
-    """Settings of the step's optimizers: rates, betas, weight decay, how far they have counted, and of how many tensors they remember anything. Every replica has the same.
+    """Settings of the step's optimizers, which every replica has the same: rates, betas, weight decay, step counts, number of tensors with a state.
 
-    Read at every step; the table is told when something changed. A value is its own fingerprint: the bits of the number as float64. What lies
-    on a device is left out, for reading it would wait.
+    They are read at every step, and the table is reported when something changed. A value is its own fingerprint: the bits of the number as
+    float64. Values on a device are left out, because reading them would wait.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-        """Optimizers in the order of their first step."""
+        """Number of each optimizer, in the order of their first steps."""
         self._known: list[int] = []
         self._groups: list[_OptimizerGroup] = []
         self._names: list[str] = []
@@ -465,7 +469,7 @@ class Hyperparameters:
         self._root = 0
 
     def read(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The settings that these optimizers are about to step with."""
+        """Read the settings with which these optimizers are about to step."""
         log = self._context.log.now
         scale = log.losses.scale
         self._has_scaler |= scale is not None and scale != 1.0
@@ -500,7 +504,7 @@ class Hyperparameters:
         self._context.writer.say(self._context.log.step, table)
 
     def _learn(self, optimizers: Sequence[torch.optim.Optimizer], *, has_scale: bool) -> None:
-        """Which settings there are; only groups that hold a replica count, or a part of what all ranks hold together."""
+        """Find out which settings there are, in groups that hold a replica or a part of what all ranks hold together."""
         for optimizer in optimizers:
             self._numbers.setdefault(optimizer, len(self._numbers))
         replicas = set().union(*(model.shared_by_all() for model in self._context.models))
@@ -514,11 +518,12 @@ class Hyperparameters:
                 held = [p for p in group["params"] if id(p) in replicas]
                 # ZeRO's third stage lends its groups their partitions for the step alone.
                 if held or optimizer in self._context.frameworks.partitions:
-                    # One that is frozen or unused has no state: the first that has tells the count.
+                    # A frozen or unused parameter has no state: the step count is that of the first parameter with one.
                     counting = (p for p in held if _is_number(optimizer.state.get(p, {}).get("step")))
                     first = next(counting, None)
                     counter = weakref.ref(first) if first is not None else None
-                    # A partition's tensors are lent and taken back; of FSDP's flat ones a rank may hold an empty part, of which nothing is remembered.
+                    # Not counted: a partition's tensors, which are lent and taken back, and FSDP's flat parameters, of which a rank may hold
+                    # an empty part without a state.
                     own = (
                         []
                         if optimizer in self._context.frameworks.partitions

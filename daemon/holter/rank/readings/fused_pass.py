@@ -1,6 +1,7 @@
-"""The fused pass over a list of tensors: started now, answered when it is ready, at once on the CPU, some steps later on a device.
+"""The fused pass over a list of tensors: it is started now and answered when it is ready, on the CPU at once, on a device some steps later.
 
-The training thread never waits: a device's answer is polled at the next hook, and answers are handed out in the order in which the readings were made. For checkpoints, one tensor at a time is read and waited for.
+The training thread never waits: a device's answer is polled at the next hook, and answers are handed out in the order in which the readings were
+made. Only for checkpoints, tensors are read one at a time and waited for.
 """
 
 import logging
@@ -24,9 +25,9 @@ except ImportError:
 
 logger = logging.getLogger("holter")
 KEPT = frozenset({"parameters_before", "parameters_after"})
-"""Readings that another may use."""
+"""Names of readings whose tables are kept for other readers."""
 MOST_HELD_BACK = 64
-"""Answers that wait for an older one; beyond that the older one is given up: a device that was lost must not silence the others."""
+"""Number of answers that may wait for an older one. Beyond it the older one is given up: a lost device must not silence the others."""
 
 
 @dataclass(slots=True)
@@ -37,23 +38,23 @@ class _Owed:
 
 
 class Readings:
-    """Passes that are kept between steps, and the readings of them that a device has not answered."""
+    """Keeps the passes between steps, and their readings that a device has not answered yet."""
 
     def __init__(self, make_pass: Callable[..., Pass] = Pass) -> None:
         self._make_pass = make_pass
         self.device_s = 0.0
-        """Seconds of devices that went into readings that were answered since."""
+        """Seconds of device time that the answered readings have cost."""
         self.vitals_s = 0.0
-        """Of these, into vitals, which have a schedule of their own."""
+        """The part of `device_s` that vitals cost, which have a schedule of their own."""
         self.declined: Counter[str] = Counter()
-        """Readings that were not made, by why: a graph was being captured, a device that lags eight readings behind, one that raised."""
+        """Number of readings that were not made, by reason: a graph was being captured, the device lags eight readings behind, the pass raised."""
         self.left_out = 0
-        """Tensors that could not be read, in all readings together."""
+        """Number of tensors that could not be read, in all readings together."""
         self._passes: dict[str, Pass] = {}
         self._open: deque[_Owed] = deque()
         """Readings that a device has not answered, oldest first, and who gets their tables."""
         self.kept: dict[str, tuple[list[int], Table]] = {}
-        """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
+        """Last table of each reading in `KEPT` that was answered at once, with its tensors' ids; of use while the tensors are unchanged."""
 
     def read(
         self, name: str, tensors: Sequence[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
@@ -95,14 +96,14 @@ class Readings:
             self.kept[name] = list(map(id, tensors)), table
 
     def poll(self) -> None:
-        """Hand out what has become ready, oldest first: what is ready behind something that is not waits for it."""
+        """Hand out the answers that have become ready, oldest first; a ready one waits for an older one that is not."""
         if not self._open:
             return
         num_answered = sum(owed.reading.poll() is not None for owed in self._open)
         if num_answered > MOST_HELD_BACK and self._open[0].reading.poll() is None:
             self._open.popleft()
             self.declined["unanswered"] += 1
-        # Whoever gets a table may read again, and so come by here.
+        # Whoever gets a table may read again, and so call this function again.
         while self._open and (table := self._open[0].reading.poll()) is not None:
             self._hand_out(self._open.popleft(), table)
 
@@ -120,23 +121,23 @@ class Readings:
 
 
 class TableOutline(NamedTuple):
-    """What every step asks of a table."""
+    """What every step needs to know of a table."""
 
     has_nonfinite: bool
-    """One of its tensors is not finite."""
+    """Whether one of the tensors is not finite."""
     has_zero: bool
-    """One of its tensors is zero everywhere."""
+    """Whether one of the tensors is zero everywhere."""
     square_sum: float
-    """Over what is finite in all of them."""
+    """Sum of squares over all finite elements."""
 
 
 def outline(table: Any) -> TableOutline:
-    """Of all tensors of a pass. By the native code, where it was built: one call instead of some ten of numpy's."""
+    """Return the outline of a pass's table. The native code, where it was built, does it in one call instead of some ten of numpy's."""
     return outline_by_numpy(table) if _outline is None else TableOutline(*_outline(table.rows))
 
 
 def outline_by_numpy(table: Any) -> TableOutline:
-    """The definition."""
+    """Do the same with numpy: the definition of what the native code computes."""
     is_zero = (table.zeros == table.numel) & (table.numel > 0)
     bad = table.nans + table.pos_infs + table.neg_infs
     return TableOutline(bool(bad.any()), bool(is_zero.any()), float(table.square_sum.sum()))
@@ -148,23 +149,23 @@ def has_nonfinite(table: Any) -> bool:
 
 
 def fingerprint_of(tensor: torch.Tensor) -> str:
-    """64 bits in hexadecimal, of the elements that this rank holds, as if they were a tensor by themselves. Raises ValueError."""
+    """Return the fingerprint of the elements that this rank holds: 64 bits in hexadecimal. Raises ValueError if they cannot be read."""
     return f"{fingerprint(_plain(tensor)):016x}"
 
 
 def count_nonfinite(tensor: torch.Tensor) -> int:
-    """How many elements are NaN or infinite. Raises ValueError."""
+    """Return how many elements are NaN or infinite. Raises ValueError if they cannot be read."""
     nans, infs = _counts(tensor)
     return nans + infs
 
 
 def count_nan(tensor: torch.Tensor) -> int:
-    """How many elements are NaN: a mask may well be infinite. Raises ValueError."""
+    """Return how many elements are NaN; a mask may well be infinite. Raises ValueError if they cannot be read."""
     return _counts(tensor)[0]
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest magnitude among what is finite. Raises ValueError."""
+    """Return the largest finite magnitude, 0 if there is none. Raises ValueError if the elements cannot be read."""
     plain = _plain(tensor)
     return float(summarize([plain], histogram="off").absmax[0]) if plain.is_floating_point() and plain.numel() else 0.0
 
@@ -178,7 +179,7 @@ def _counts(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The local elements in a dtype that can be read; the bits of one that cannot."""
+    """Return the local elements in a dtype that can be read; those of another dtype as bytes."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     local = local.detach()
     if local.dtype in FORMATS or local.is_complex():

@@ -1,11 +1,13 @@
-"""What has been read of the gradients of the step under way: each value is read once, and whoever asks again is given the same answer.
+"""What has been read of the current step's gradients: each value is read once, and whoever asks again is given the same answer.
 
-    a rank's own    end of backward        norm, names of what is not finite; on a rank that is alone nothing changes them afterwards
+    a rank's own    end of backward        norm, names of those that are not finite; on a single rank nothing changes them afterwards
     reduced         end of DDP's backward  fingerprints, before anything clips them
     as applied      before the optimizer   the guard; fingerprints of what the optimizer is given
 
-Two moments have the same value if the memory is the same, torch counted no write to it, and no collective was called in between: torch does not count
-what a collective writes. Nor does it count what is written to `.data`, nor what `torch._foreach` functions write to DTensors: these have the same value while an optimizer's step is looked at, before it is applied, and where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
+A gradient has the same value at two moments if its memory is the same, torch counted no write to it, and no collective was called in between: torch
+does not count what a collective writes. Nor does it count what is written to `.data`, or what `torch._foreach` functions write to DTensors. DTensors
+are taken to be unchanged while an optimizer's step is looked at, before it is applied; and where ranks are compared, a value as applied is never
+taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
 """
 
 import array
@@ -31,29 +33,29 @@ _layout = operator.attrgetter("layout")
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = frozenset({torch.strided})
 MAX_KEPT = 8
-"""Lists of gradients that are remembered at a time: several models and optimizers."""
+"""Number of lists of gradients whose answers are kept at a time: there may be several models and optimizers."""
 
 
 def are_plain(tensors: Sequence[Any]) -> bool:
-    """Whether all of these are dense tensors of torch's own: none is missing, sparse, or a wrapper of others. In native loops: it is asked of every list."""
+    """Whether all of these are torch's own dense tensors: none is missing, sparse, or wraps another. Native loops: this is asked of every list."""
     if type(tensors) is SeenTensors:
         return True
     return PLAIN.issuperset(map(type, tensors)) and _DENSE.issuperset(map(_layout, tensors))
 
 
 class GradientMark(NamedTuple):
-    """Some gradients in host memory or on a device, as they are at one moment."""
+    """Identifies the values of some gradients at one moment, by memory and versions; equal marks mean equal values."""
 
     addresses: bytes
-    """A word each; likewise the versions."""
+    """Address of each gradient, 8 bytes each; the versions likewise."""
     versions: bytes
     num_collectives: int
     has_memory: bool
-    """Every one of them."""
+    """Whether every one of them has memory."""
 
     @staticmethod
     def of(gradients: Any) -> "GradientMark | None":
-        """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted, nor are collectives everywhere."""
+        """Mark the gradients as they are now; None for DTensors and other wrappers, and in groups that do not count their collectives."""
         if (number := num_collectives()) is None:
             return None
         if type(gradients) is SeenTensors:
@@ -66,7 +68,7 @@ class GradientMark(NamedTuple):
 
     @staticmethod
     def within(moment: int, gradients: Any) -> "GradientMark | None":
-        """As they are in a moment in which nobody writes to them, whatever they are; None for what has no memory of its own."""
+        """Mark gradients, DTensors too, during a moment in which nobody writes to them; None if one has no memory of its own."""
         parts: list[Any] = [g if type(g) in PLAIN else getattr(g, "_local_tensor", None) for g in gradients]
         if not set(map(type, parts)) <= PLAIN:
             return None
@@ -77,7 +79,10 @@ class GradientMark(NamedTuple):
 
 
 def num_collectives() -> int | None:
-    """Collectives that this rank has called in all its groups; it never goes back while the groups are the same. None: a group of another maker does not count them."""
+    """Return how many collectives this rank has called in all its groups; None if a custom group does not count them.
+
+    The number never decreases while the groups are the same.
+    """
     if not GROUPS:
         return 0
     number = 0
@@ -90,13 +95,13 @@ def num_collectives() -> int | None:
 
 
 class TableRows:
-    """Some rows of a table of statistics, by the names of its columns."""
+    """Some rows of a table of statistics; its columns are attributes, as in the table."""
 
     def __init__(self, table: Any, places: np.ndarray) -> None:
         self._table, self._places = table, places
 
     def __getattr__(self, name: str) -> Any:
-        """A column, or all as `rows`; chosen once, for some ask row by row."""
+        """Return a column, or all columns as `rows`; it is kept, because some callers ask row by row."""
         column = self.__dict__[name] = getattr(self._table, name)[self._places]
         return column
 
@@ -105,19 +110,19 @@ class TableRows:
 
 
 class GradientAnswer:
-    """One reading of gradients, and who waits for it."""
+    """One reading of gradients, and the callers that wait for it."""
 
     def __init__(self, mark: GradientMark | None, *, has_histogram: bool) -> None:
         self.mark = mark
         self.has_histogram = has_histogram
         self.reading: Any = None
-        """Of the pass itself; None until it has begun."""
+        """The reading of the pass itself; None until it has begun."""
         self.table: Any = None
-        """None while a device owes it."""
+        """The table of statistics; None while a device owes it."""
         self._waiting: list[tuple[OnTable, np.ndarray | None]] = []
 
     def places(self, mark: GradientMark, likely: np.ndarray) -> np.ndarray | None:
-        """Where these gradients, as they are now, stand among those that were read; None: not all of them do. Tried first: where they likely stand."""
+        """Return the rows of these gradients, unchanged since, among those that were read; None if not all are there. `likely` is tried first."""
         if self.mark is None or mark.num_collectives != self.mark.num_collectives or not mark.has_memory:
             return None
         mine, theirs = ((_words(one.addresses), _words(one.versions)) for one in (self.mark, mark))
@@ -132,14 +137,14 @@ class GradientAnswer:
         return found if (found >= 0).all() and (mine[1][found] == theirs[1]).all() else None
 
     def ask(self, then: OnTable, places: np.ndarray | None) -> None:
-        """Give the rows at these places, all of them if None, now or when they are there."""
+        """Call `then` with the rows at these places (None: all rows), now or when they are there."""
         if self.table is None:
             self._waiting.append((then, places))
         else:
             then(self.table if places is None else TableRows(self.table, places))
 
     def learn(self, table: Any) -> None:
-        """It was answered."""
+        """Take the table, and hand it to all callers that wait for it."""
         self.table = table
         if not self._waiting:
             return
@@ -149,43 +154,46 @@ class GradientAnswer:
 
 
 class GradientAnswers:
-    """Readings of the gradients of one step, until the next backward pass begins or the step is over."""
+    """Readings of the gradients of one step, valid until the next backward pass begins or the step is over."""
 
     def __init__(self) -> None:
         self._answers: list[GradientAnswer] = []
         self._held: tuple[Any, list[Any], Sequence[Any]] = (None, [], [])
         """An optimizer, its parameters, and their gradients."""
         self._moment = 0
-        """How many optimizers were held so far."""
+        """Number of times that an optimizer was held so far."""
         self._likely = np.zeros(0, np.intp)
-        """Where those that were asked for last stood: an optimizer with several groups has the model's parameters in an order of its own."""
+        """Rows at which the gradients of the last question stood: an optimizer with several groups orders the model's parameters differently."""
 
     def hold(self, optimizer: torch.optim.Optimizer) -> None:
-        """Until they are let go, its gradients are held for all that ask: one that nobody holds gets a new Python object each time. Nothing of the script's runs until then."""
+        """Hold an optimizer's gradients until `let_go`, for all that ask: a gradient that nobody holds gets a new Python object each time.
+
+        None of the script's code runs until then.
+        """
         parameters = applied_to(optimizer)
         self._moment += 1
         self._held = optimizer, parameters, gradients_of(parameters)
 
     def let_go(self) -> None:
-        """They are about to be applied."""
+        """Let go of the held gradients, which are about to be applied."""
         self._held = None, [], []
 
     def applied_by(self, optimizer: torch.optim.Optimizer) -> Sequence[Any]:
-        """The gradient of each parameter that this optimizer holds, None where there is none."""
+        """Return the gradient of each parameter that this optimizer holds, None where there is none."""
         return self._held[2] if self._held[0] is optimizer else gradients_of(applied_to(optimizer))
 
     def held_of(self, parameters: list[Any]) -> Sequence[Any]:
-        """The gradient of each of these, None where there is none."""
+        """Return the gradient of each of these parameters, None where there is none."""
         held = self._held[1]
         is_held = len(held) == len(parameters) and all(map(operator.is_, held, parameters))
         return self._held[2] if is_held else gradients_of(parameters)
 
     def clear(self) -> None:
-        """A backward pass begins, or the step is over: nothing that was read of the gradients holds any longer."""
+        """Forget all answers, because a backward pass begins or the step is over: the gradients will change."""
         self._answers.clear()
 
     def find(self, gradients: Sequence[Any]) -> GradientAnswer | None:
-        """What was read of all of these as they are now, with or without others; None: not all were."""
+        """Return an answer that covers all of these gradients as they are now, perhaps among others; None if there is none."""
         mark = self._mark(gradients) if self._answers else None
         found = self._find(mark, needs_histogram=False) if mark is not None else None
         return found[0] if found is not None else None
@@ -200,7 +208,7 @@ class GradientAnswers:
         step: "OpenStep | None" = None,
         histogram: str = "off",
     ) -> GradientAnswer | None:
-        """Answer for these gradients as they are now, from a reading that was made already or by a new one; None: they cannot be read."""
+        """Call `then` with a table of these gradients as they are now, from an earlier reading or a new one; None if they cannot be read."""
         mark = context.guard.attempt(self._mark, gradients)
         found = self._find(mark, needs_histogram=histogram != "off") if mark is not None and self._answers else None
         if found is not None:
