@@ -79,10 +79,6 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return median(rises) if rises else 0.0
 
 
-LOST = 0.8
-"""Of the way from the start to the best stretch: who has gone back so far has nothing left of it."""
-
-
 @dataclass(frozen=True)
 class Rise:
     """A number has left its best stretch upward and stays above it."""
@@ -132,9 +128,7 @@ def find_rise(
     limit = max(best + deviations * noise, best + (factor - 1) * abs(best), best + 0.5 * (start - best))
     first = _begin_of_stay(series, limit, begin + stretch)
     num_up = len(series) - first
-    # What fell back from a jump and rests where it began has lost all that it learned.
-    is_lost = num_up >= 2 * stay and now > best + LOST * (start - best) and not _is_falling(series[-stay:], best)
-    if num_up < stay or (not is_lost and _is_falling(series[first:], best)):
+    if num_up < stay or _is_falling(series[first:], best):
         least = max(best + deviations * noise, best + 0.5 * abs(best), best + 0.5 * (start - best))
         first = _begin_of_climb(series, begin + stretch, least, noise)
         num_up = len(series) - first
