@@ -1,11 +1,11 @@
-"""Weights that change in place between two calls of one autocast region: the casts that autocast keeps do not change with them.
+"""Notices weights that change in place between two calls within one autocast region: the casts that autocast caches do not change with them.
 
     with torch.autocast(...):
         policy = model(x)          the region keeps a bfloat16 copy of each weight
         swap_in(reference)         the weights change, the copies do not
-        reference = model(x)       computed with the copies: equal to the first, bit for bit
+        reference = model(x)       computed with the old copies: its result equals the first, bit for bit
 
-A region ends where its cache is cleared, which torch itself does at the outermost exit; a script that clears it after a swap does right.
+A region ends where its cache is cleared, which torch itself does at the outermost exit; a script that clears the cache after a swap is correct.
 Nothing is sampled until a region has called a model twice; from then on the first 64 steps are sampled, and later the steps of comparison.
 """
 
@@ -28,7 +28,7 @@ NUM_ELEMENTS = 64
 MAX_DEPTH = 4
 MAX_LEAVES = 16
 MAX_BYTES = 64 << 20
-"""Larger arguments and results are not fingerprinted."""
+"""Arguments and results that are larger than this in total are not fingerprinted."""
 EVERY_STEP_UNTIL = 64
 
 
@@ -37,16 +37,16 @@ class _Call:
     region: int
     num_calls: int = 1
     weights: torch.Tensor | None = None
-    """A sample of the parameters at the first call."""
+    """A sample of the parameters at the region's first call; None if none was taken."""
     inputs: int = 0
     outputs: int = 0
     distance: float = 0.0
-    """Of the weights at the present call from those of the first; 0 where they are equal."""
+    """Relative distance of the weights at the present call from those at the first one; 0 if they are equal."""
     is_input_equal: bool = False
 
 
 class RegionProbe:
-    """Compares the calls of a model within one region."""
+    """Compares the calls of a model within one autocast region."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -56,7 +56,7 @@ class RegionProbe:
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Call] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        """Hear when a region ends."""
+        """Patch torch so that we notice when a region ends."""
         self._context.patches.replace("clear_autocast_cache", self._around_clear, torch)
 
     def _around_clear(self, original: Callable[[], None]) -> Callable[[], None]:
@@ -68,7 +68,7 @@ class RegionProbe:
         return clear_autocast_cache
 
     def begin(self, module: torch.nn.Module, arguments: Any) -> None:
-        """A model is called."""
+        """Note that a model is called: sample it at the region's first call, compare it at later ones."""
         if not _is_cached() or not is_plain_moment():
             return
         call = self._calls.get(module)
@@ -86,7 +86,7 @@ class RegionProbe:
             call.is_input_equal = bool(call.inputs) and call.inputs == _fingerprint(arguments)
 
     def end(self, module: torch.nn.Module, output: Any) -> None:
-        """It returned."""
+        """Note that the call has returned; report if the weights changed since the region's first call, the 1st, 2nd, 4th, 8th… time."""
         call = self._calls.get(module)
         if call is None or call.weights is None or call.region != self._region:
             return
@@ -114,21 +114,24 @@ def _is_cached() -> bool:
 
 
 def _sample(module: torch.nn.Module) -> torch.Tensor | None:
-    """Values, not versions: what is written through `.data` counts no version up. Host memory only."""
+    """Return a sample of the parameters in host memory, None if there are none.
+
+    Values are compared, not version counters: a write through `.data` does not count the version up.
+    """
     held = [tensor for p in module.parameters() if (tensor := local(p)).is_cpu and is_readable(tensor)]
     chosen = [held[index] for index in spread(len(held), MAX_TENSORS)]
     return torch.cat([strided(tensor, NUM_ELEMENTS).double() for tensor in chosen]) if chosen else None
 
 
 def _distance(before: torch.Tensor, now: torch.Tensor | None) -> float:
-    """Relative; 0 if nothing changed or nothing can be said."""
+    """Return the relative distance between two samples; 0 if nothing changed or they cannot be compared."""
     if now is None or now.shape != before.shape or torch.equal(before, now):
         return 0.0
     return float((now - before).norm()) / max(float(before.norm()), 1e-30)
 
 
 def _fingerprint(thing: Any) -> int:
-    """Of all tensors in arguments or results; 0 if there is none in host memory, or too much of it."""
+    """Return a fingerprint of all tensors in arguments or results; 0 if none is in host memory, or if there are too many or too large ones."""
     found: list[torch.Tensor] = []
     _collect(thing, found)
     here = [t for t in found if t.is_cpu and t.layout is torch.strided and t.numel()]

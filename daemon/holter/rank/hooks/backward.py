@@ -1,11 +1,11 @@
-"""Backward passes, and the loss scaler around them.
+"""Follows backward passes, and the loss scaler around them.
 
 The raw loss is read where backward is called: what a logger shows may be an average that hides a NaN. A callback that the first hook of the
 pass queues runs when the gradients are complete and still the rank's own, before DDP's callback copies the reduced gradients back.
 
-Steps that a loss scaler skips are told as series: how many in a row, and what became of its factor. The first steps of a healthy run are
-skipped too, while the factor is searched for. So little is told: at 1, 2, 4, 8, 12, 16, 20, 32, 64 … in a row, and, with 0 in a row, when
-a step was taken again.
+Steps that a loss scaler skips are reported as a series: how many in a row, and how its factor changed. The first steps of a healthy run are
+skipped too, while the scaler searches for its factor. So reports are few: at 1, 2, 4, 8, 12, 16, 20, 32, 64 … in a row, and, with 0 in a
+row, when a step was taken again.
 """
 
 import functools
@@ -39,12 +39,12 @@ LOOKED_THROUGH = (
 )
 REPORTED_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
 REPORTED_FROM = 32
-"""From here on every power of two."""
+"""Number of skips in a row from which on only powers of two are reported."""
 STUCK_AT = 8
-"""Skips in a row after which a loss that is not finite is looked into; not on a device, which would be waited for."""
+"""Number of skips in a row after which the origin of a non-finite loss is searched for; not on a device, for which we would have to wait."""
 MAX_SKIP_SUSPECTS = 8
 MAX_TRACES = 3
-"""Losses that are not finite whose lines are looked for: the first is the one that counts."""
+"""Number of non-finite losses whose source lines are searched for: the first is the one that counts."""
 
 
 class LossProbe:
@@ -74,7 +74,7 @@ class LossProbe:
         self._recomputed: graph_origin.RecomputedForward | None = None
 
     def install(self) -> None:
-        """Call through ours: backward, and the scaler that multiplies the loss before it."""
+        """Patch `backward`, and the methods with which a loss scaler multiplies the loss and updates its factor."""
         patches = self._context.patches
         patches.replace("backward", self._around_backward, torch.autograd)
         patches.replace("scale", self._around_scale, torch.amp.GradScaler)
@@ -134,7 +134,7 @@ class LossProbe:
             self._unscaled = weakref.ref(scaled), outputs.detach(), float(factor) if is_here else None
 
     def _end_round(self, scaler: Any) -> None:
-        """The scaler's round is over; what is still open was not applied: the optimizer was not called."""
+        """Note that the scaler's round is over. If the step is still open, its gradients were not applied: the optimizer was not called."""
         if not scaler.is_enabled():
             return
         # A factor may also be set by hand, in the middle of a round.
@@ -176,7 +176,7 @@ class LossProbe:
         self._context.enter(self._interrupted)
 
     def _read(self, loss: torch.Tensor, given: list[Leaf]) -> None:
-        """The loss, and with it what models were given on a device: one reading, of which nobody waits for the answer."""
+        """Read the loss, together with the models' inputs on a device, in one reading; nobody waits for its answer."""
         raw = self._raw(loss) if loss.numel() == 1 else None
         step = self._context.log.now
         if raw is not None and raw.device.type == "cpu":
@@ -206,11 +206,11 @@ class LossProbe:
                         Nonfinite(where="input", name=path, nans=nans, infs=int(infs[first + row]), numel=numel)
                     )
 
-        # A list of its own for each micro-step: the device may not have answered the one before.
+        # Each micro-step has a reading of its own: the device may not have answered the one before.
         self._context.read(f"loss{number}", asked, learn, step=step)
 
     def _trace(self, loss: torch.Tensor) -> None:
-        """Only now the graph still holds what its operations were given."""
+        """Find the source lines, and if possible the operation, that made the loss non-finite: only now the graph still holds its operations' inputs."""
         inputs = self._context.inputs
         if inputs.trace is None and self._num_traced < MAX_TRACES:
             self._num_traced += 1
@@ -233,14 +233,14 @@ class LossProbe:
         return found
 
     def _end_recomputed(self) -> None:
-        """What the modules showed that were called in the backward pass."""
+        """Take over the origin that was found by watching modules that checkpointing called again in the backward pass."""
         watched, self._recomputed = self._recomputed, None
         origin = self._context.guard.attempt(watched.end) if watched is not None else None
         if origin is not None and self._context.inputs.trace is not None:
             self._context.inputs.trace.origin = origin
 
     def _raw(self, loss: torch.Tensor) -> torch.Tensor:
-        """As it was before a scaler multiplied it."""
+        """Return the loss as it was before a scaler multiplied it."""
         raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
             raw, step.losses.scale = self._unscaled[1:]
@@ -262,7 +262,7 @@ class LossProbe:
 
 
 def is_divided(node: Any) -> bool:
-    """Whether a loss is a quotient or a product with a constant; sums and casts are looked through.
+    """Whether a loss is a quotient or product with a constant, also if sums, casts or views come after that.
 
     >>> import torch
     >>> x = torch.ones(2, requires_grad=True)
@@ -284,7 +284,7 @@ def is_divided(node: Any) -> bool:
 
 
 def is_divided_later() -> bool:
-    """Whether a schedule of torch's pipelining calls this backward pass: it divides the gradients itself when all micro-batches are through."""
+    """Whether a schedule of torch's pipelining calls this backward pass, and will itself divide the gradients after all micro-batches."""
     schedules = sys.modules.get("torch.distributed.pipelining.schedules")
     frame = sys._getframe() if schedules is not None else None  # noqa: SLF001
     while frame is not None:
@@ -317,7 +317,7 @@ class SkipProbe:
         self._series: weakref.WeakKeyDictionary[Any, _SkipSeries] = weakref.WeakKeyDictionary()
 
     def end_round(self, scaler: Any) -> None:
-        """The scaler is about to update its factor: learn whether it called its optimizers."""
+        """Learn whether the scaler, which is about to update its factor, called its optimizers or skipped the step."""
         found = [
             flag
             for state in scaler._per_optimizer_states.values()  # noqa: SLF001
@@ -332,7 +332,7 @@ class SkipProbe:
         if all(flag.device.type == "cpu" for flag in (*found, scale)):
             self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
             if self._series[scaler].in_a_row == STUCK_AT and not math.isfinite(loss):
-                # No scale mends a loss that is not finite before it is scaled: what made it is looked for while its batch is there.
+                # No scale mends a loss that is non-finite before scaling: its origin is searched for while its batch is still there.
                 self._on_stuck()
             return
 

@@ -3,11 +3,11 @@
     optimizer.step(closure)
     ├─ our hook            nothing is computed yet
     ├─ closure()           forward, backward                     nothing is applied: a rescue may take what is there
-    ├─ ours, once more     is what it computed finite? may be held, as before a step without a closure
+    ├─ our hook again      are the gradients finite? the rank may be held, as before a step without a closure
     └─ the step is applied
 
-torch's own optimizers, all but LBFGS, call the closure first and once. Of others it is not known what they have written by then (a sharpness-aware one
-steps away from the weights and back): they are left alone, and so is any whose parameters were written to since its step began.
+torch's own optimizers, all but LBFGS, call the closure first and once. Others may already have written to the weights by then (a sharpness-aware
+one steps away from them and back): they are left alone, and so is any whose parameters were written to since its step began.
 """
 
 import functools
@@ -20,12 +20,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of `step` was given one; `args` begins with the optimizer."""
+    """Whether a call of `step` was given a closure; `args` begins with the optimizer."""
     return (len(args) > 1 and any(given is not None for given in args[1:])) or kwargs.get("closure") is not None
 
 
 def is_followed(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its closure is known to come before anything is applied."""
+    """Whether this optimizer is known to call its closure before it changes any weight."""
     is_torchs = any(
         f"{kind.__module__}.".startswith("torch.optim.")  # of Muon and Adafactor it is "torch.optim"
         for kind in type(optimizer).__mro__
@@ -37,9 +37,10 @@ def is_followed(optimizer: torch.optim.Optimizer) -> bool:
 def follow(
     args: tuple[Any, ...], kwargs: dict[str, Any], begin: Callable[[], None], end: Callable[[bool], None]
 ) -> Arguments | None:
-    """The same arguments with a closure that calls ours around the script's, the first time; None: there is none that could be replaced.
+    """Return the arguments with a closure that calls `begin` and `end` around the script's own, the first time it runs.
 
-    `end` hears whether nothing was written to the parameters until then. What the closure raises passes.
+    `end` is given whether the parameters were still unwritten by then. An exception of the closure passes through.
+    Return None if there is no closure that could be replaced.
     """
     closure = kwargs.get("closure") if "closure" in kwargs else next(iter(args[1:]), None)
     if not callable(closure):

@@ -1,13 +1,13 @@
-"""Data loaders: the time spent in `iter` and `next`, and each pass over one, told when it begins and when it ends.
+"""Follows data loaders: the time spent in `iter` and `next`, and each pass over one, reported when it begins and when it ends.
 
 Nobody says which loader the training reads: it is the one whose batch a backward pass follows. So the beginning of a loader's first pass is
-told at the first backward pass after it; that of a loader that is never trained on, at its end.
+reported at the first backward pass after it; for a loader that is never trained on, at the end of the pass.
 
-    iter(loader)   next   forward   backward        next …   StopIteration
-    pass begins                     begin is told            end is told
+    iter(loader)   next   forward   backward            next …   StopIteration
+    pass begins                     begin is reported            end is reported
 
-What a loader says of itself (data set, samplers, number of parts and batches) is read without iterating anything. No length is asked of a
-sampler that would have to run to know it: that could draw random numbers.
+What a loader says about itself (data set, samplers, number of shards and batches) is read without iterating anything. A sampler that would
+have to run to know its length is not asked for it: that could draw random numbers.
 """
 
 import builtins
@@ -34,24 +34,24 @@ from holter.rank.readings.overlap import OverlapProbe
 from holter.records import Feed, Phase
 
 MAX_LOADERS = 64
-"""A script may make a loader for each step: no more than these are told."""
+"""Number of loaders that are reported: a script may make a new one for each step."""
 MAX_PASSES = 32
-"""From here on only passes 32, 64, 128 ... are told: a script may begin one for every batch."""
+"""Number of a loader's passes after which only passes 64, 128, 256 ... are reported: a script may begin one for every batch."""
 TOGETHER = 3
-"""A loader that was not the last one asked still feeds the training if its batch was fetched before so many backward passes in a row."""
+"""A loader that was not the last one read still feeds the training if it was read before this many backward passes in a row."""
 MAX_DEPTH = 8
 TRUSTED = frozenset({"torch", "accelerate", "transformers", "builtins"})
-"""Where the samplers come from whose length is known to be cheap and to change nothing."""
+"""Packages whose samplers' `__len__` is known to be cheap and to change nothing."""
 SHARDS = ("num_replicas", "num_processes", "num_shards")
-"""How samplers call the number of parts that they cut the data into."""
+"""Attributes in which samplers keep the number of shards that they cut the data into."""
 NUM_SIGNED = 64
-"""Indices or elements of a data set by which it is told apart."""
+"""Number of indices or elements by which a data set is told apart from others."""
 HARMLESS = frozenset({"len", "int", "min", "max", "sum", "abs", "round", "super"})
 
 
 @dataclass(frozen=True)
 class LoaderDescription:
-    """The fields of `records.Feed` that hold for a whole pass."""
+    """The fields of `records.Feed` that stay the same for a whole pass."""
 
     dataset: str
     dataset_size: int
@@ -78,7 +78,7 @@ class _Pass:
     loader: _Loader
     epoch: int
     description: LoaderDescription | None
-    """None: this pass is not told."""
+    """None if this pass is not reported."""
     num_taken: int = 0
     num_samples: int = 0
     order: int = 0
@@ -89,13 +89,13 @@ class _Pass:
 
 @dataclass
 class FetchedBatch:
-    """One batch that a loader gave."""
+    """One batch that was fetched from a loader."""
 
     origin: _Pass
     signature: int
     num_samples: int
     leaves: list[Leaf] = field(default_factory=list)
-    """Its tensors; kept of the last batch only."""
+    """Its tensors, which are kept for the newest batch only."""
 
 
 class DataProbe:
@@ -107,24 +107,24 @@ class DataProbe:
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._recent: deque[FetchedBatch] = deque(maxlen=64)
-        """Batches since the last backward pass."""
+        """Batches that were fetched since the last backward pass."""
         self._before: list[_Loader] = []
         """Loaders that were read before the last backward pass."""
         self.overlap = OverlapProbe(context, self._is_same_dataset)
 
     def install(self) -> None:
-        """Call through ours whenever a pass begins and a batch is fetched."""
+        """Patch torch's loaders so that we notice when a pass begins and when a batch is fetched."""
         patches = self._context.patches
         patches.replace("_get_iterator", self._around_iterator, DataLoader)
         patches.replace("_reset", self._around_reset, _BaseDataLoaderIter)
         patches.replace("__next__", self._around_next, _BaseDataLoaderIter)
-        # Workers that persist are made ready for another pass here, not in `_get_iterator`.
+        # Persistent workers are made ready for another pass here, not in `_get_iterator`.
         patches.replace(
             "_reset", functools.partial(in_phase, self._context, Phase.DATA), _MultiProcessingDataLoaderIter
         )
 
     def trained(self) -> list[FetchedBatch]:
-        """A backward pass begins: the batches that were fetched for it, in order."""
+        """Note that a backward pass begins; return the batches of the training's loaders that were fetched for it, in order."""
         if not self._recent:
             self._before = []
             return []
@@ -144,7 +144,10 @@ class DataProbe:
         return [batch for batch in recent if batch.origin.loader.is_training]
 
     def under_way(self, asked: Collection[int]) -> list[tuple[Any, list[int]]]:
-        """Loaders that the step reads, with the seeds of their living iterators; if none was asked yet, those whose pass goes on."""
+        """Return the loaders with these numbers, each with the seeds of its living iterators.
+
+        If `asked` is empty, return the training's loaders whose pass is not over.
+        """
         passes = list(self._passes.items())
         numbers = asked or {
             known.loader.number for _, known in passes if known.loader.is_training and not known.is_over
@@ -156,7 +159,7 @@ class DataProbe:
         ]
 
     def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # Workers start here, and are slow where `next` is quick.
+        # Workers start here, which is slow even where `next` is quick.
         make = in_phase(self._context, Phase.DATA, original)
         begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
 
@@ -178,7 +181,7 @@ class DataProbe:
                 ask(loader)
             original(iterator, loader, first_iter, *args, **kwargs)
             if not first_iter:
-                # Workers that persist: the same iterator, a new pass.
+                # With persistent workers the same iterator begins a new pass.
                 begin(iterator, loader, caller_frame())
 
         return reset
@@ -209,7 +212,7 @@ class DataProbe:
         return known
 
     def _ask(self, loader: Any) -> None:
-        """Before an iterator is made: it draws its seed."""
+        """Announce that an iterator is about to be made, which draws its seed from the random state."""
         known = self._known(loader)
         self._context.undo.rewind.asking(known.number, is_beginning=True, is_training=known.is_training)
 
@@ -241,7 +244,7 @@ class DataProbe:
         here.order = batches.fold(here.order, signature)
         here.is_order_known &= signature != 0
         if self._recent:
-            # One batch is held, whatever is fetched before the next backward pass.
+            # Only one batch's tensors are held, however many are fetched before the next backward pass.
             self._recent[-1].leaves = []
         self._recent.append(FetchedBatch(here, signature, num_samples, leaves))
         if not here.loader.is_training:
@@ -258,7 +261,7 @@ class DataProbe:
             self._tell(here, is_end=True)
 
     def _is_same_dataset(self, number: int) -> bool:
-        """Whether this loader reads the very object that a loader of the training reads."""
+        """Whether this loader reads the same data set object as one of the training's loaders."""
         loaders = list(self._loaders.items())
         own = [loader.dataset for loader, held in loaders if held.number == number]
         return any(held.is_training and loader.dataset is one for loader, held in loaders for one in own)
@@ -285,13 +288,13 @@ class DataProbe:
         self._context.writer.say(self._context.log.step, feed)
 
     def _is_joined(self) -> bool:
-        """Whether DDP's `join()` lets each rank end when it likes: then no length binds the others."""
+        """Whether DDP's `join()` lets ranks run out of data at different times: then they need not have equally many batches."""
         configs = (getattr(model.ddp, "_join_config", None) for model in self._context.models)
         return any(config is not None and config.enable for config in configs)
 
 
 def describe_loader(loader: Any, wrapper: Any) -> LoaderDescription:
-    """Describe a loader, and the framework's object that iterates it, if there is one."""
+    """Describe a loader, and the framework's wrapper that iterates it, if there is one (else None)."""
     dataset, shards = loader.dataset, [wrapper] if _is_dispatching(wrapper) else []
     while type(dataset).__name__ == "IterableDatasetShard":
         shards.append(dataset)
@@ -317,7 +320,10 @@ def describe_loader(loader: Any, wrapper: Any) -> LoaderDescription:
 
 
 def _content(dataset: Any) -> int:
-    """Tells apart what ranks hold as their data sets, by a few indices or elements; 0: not known. Nothing of the script's is called."""
+    """Return a checksum of a few indices or elements, by which the ranks' data sets are told apart; 0 if it is not known.
+
+    None of the script's own code is called.
+    """
     if type(dataset) is Subset and isinstance(dataset.indices, (list, range)):
         chosen: Any = tuple(dataset.indices[:: max(1, len(dataset.indices) // NUM_SIGNED)])
     elif type(dataset) is TensorDataset and all(type(t) is torch.Tensor and t.is_cpu for t in dataset.tensors):
@@ -328,15 +334,15 @@ def _content(dataset: Any) -> int:
 
 
 def _signed(tensor: torch.Tensor) -> list[float]:
-    """The first element of some samples."""
+    """Return the first element of some evenly spaced samples."""
     some = tensor[:: max(1, len(tensor) // NUM_SIGNED)]
     return some.reshape(len(some), -1)[:, :1].double().flatten().tolist() if tensor.numel() else []
 
 
 def wrapper_of_loader(loader: Any, frame: FrameType | None) -> Any:
-    """Accelerate's own loader that is beginning to iterate this one, from the frames that called; None: the script does.
+    """Return Accelerate's own loader that is about to iterate this one, found in the calling frames; None if the script iterates it itself.
 
-    Of the script's own frames nothing is read: that would keep what lies in their variables alive.
+    The variables of the script's own frames are not read: that would keep their values alive.
     """
     for _ in range(MAX_DEPTH):
         if frame is None:
@@ -350,12 +356,12 @@ def wrapper_of_loader(loader: Any, frame: FrameType | None) -> Any:
 
 
 def caller_frame() -> FrameType | None:
-    """The frame of the function that called ours."""
+    """Return the frame of the function that called our caller."""
     return sys._getframe(1).f_back  # noqa: SLF001  the only way to a frame
 
 
 def _chain(loader: Any) -> list[Any]:
-    """Samplers from the outermost inwards."""
+    """Return the loader's samplers, from the outermost inwards."""
     part = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     found: list[Any] = []
     while part is not None and len(found) < MAX_DEPTH:
@@ -382,7 +388,7 @@ def _num_shards(part: Any) -> int:
 
 
 def _is_dispatching(wrapper: Any) -> bool:
-    """One rank reads for all and sends the others their parts."""
+    """Whether this is Accelerate's dispatching loader, with which one rank reads for all and sends the others their parts."""
     return type(wrapper).__name__ == "DataLoaderDispatcher"
 
 
@@ -402,7 +408,7 @@ def _length(thing: Any) -> int:
 
 
 def _is_harmless(sampler: Any) -> bool:
-    """Whether its length is arithmetic: a `__len__` that calls the sampler's own functions may run through an epoch."""
+    """Whether the sampler's `__len__` only does arithmetic: one that calls the sampler's own functions may run through an epoch."""
     kind = type(sampler)
     owner = next((base for base in kind.__mro__ if "__len__" in base.__dict__), kind)
     length = owner.__dict__.get("__len__")

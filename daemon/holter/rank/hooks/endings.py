@@ -1,19 +1,19 @@
-"""How a rank ends, told while it still can: an exception that reaches the top, an ordinary end, `sys.exit` or `os._exit`. A process that is killed tells nothing.
+"""Reports how a rank ends, while it still can: by an uncaught exception, an ordinary end, `sys.exit` or `os._exit`. A killed process reports nothing.
 
-With an exception, and with `os._exit`, its newest collectives are left on the page too: where gloo aborts one process over sizes that do not
-match, the other side of the mismatch is in the one that raises. At an ordinary end all that the recorder holds is: what was called since its
-last copy would be compared with nobody's. And a rank with an exception may be asked to save before it ends: its peers
-may be gone, and its state good.
+After an exception, and at `os._exit`, the rank also leaves its newest collectives on the page: where gloo aborts one process because sizes do
+not match, the other side of the mismatch is in the one that raises. At an ordinary end it leaves all that the recorder holds: otherwise other
+ranks' calls since its last copy would have nothing to be compared with. And a rank with an exception may be asked to save before it ends: its
+peers may be gone, and its state good.
 
-`sys.exit` reaches no excepthook: it is remembered where it was called, and told if the interpreter then ends. Called while an exception is
-being handled, it and `os._exit` end the rank over that exception: `multiprocessing` and many scripts do so.
+`sys.exit` reaches no excepthook: the call is remembered, and reported if the interpreter then ends. If it or `os._exit` is called while an
+exception is being handled, that exception counts as the reason: `multiprocessing` and many scripts end this way.
 
-`os._exit` leaves past excepthook, atexit and every destructor. The page outlives the process, so what is written there is kept; then the
-original is called with the same code. A forked child that ends so, as every worker of `multiprocessing` does, is not the rank and
-tells nothing.
+`os._exit` runs no excepthook, no atexit function and no destructor. The page outlives the process, so what is written there is kept; then the
+original is called with the same code. A forked child that ends this way, as every worker of `multiprocessing` does, is not the rank and
+reports nothing.
 
-Some launchers (Ray Train) end their workers from native code, once the script's function is done: exit code 1, and Python is not asked. A rank that has
-left its process group says so, for the case that this is its last word.
+Some launchers (Ray Train) end their workers from native code once the script's function is done, with exit code 1 and without asking Python.
+So a rank that has left its process group says so, in case this is its last word.
 """
 
 import atexit
@@ -37,34 +37,34 @@ from holter.redaction import cleaned
 MAX_CALLS = 64
 MAX_TEXT = 2000
 MAX_DUMP_BYTES = 1 << 20
-"""Of a recorder that is left as a whole: the page's ring holds some megabytes."""
+"""Largest dump of the whole recorder that is left on the page, whose ring holds some megabytes."""
 
 Kind = Literal["end", "exception", "interrupt", "exit"]
 
 
 class EndingProbe:
-    """Stands before excepthook and among the atexit functions, and passes everything on."""
+    """Runs before the excepthook and as an atexit function, and passes everything on."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._previous: Any = None
         self._exit: Farewell | None = None
-        """The last call of `sys.exit`."""
+        """The last call of `sys.exit`; None if there was none."""
         self._is_said = False
 
     def install(self) -> None:
-        """Stand before the present excepthook, which is called as before."""
+        """Put our excepthook before the present one, which is still called."""
         self._previous = sys.excepthook
         sys.excepthook = self._excepthook
         atexit.register(self._context.guard.wrap(self._end))
 
     def uninstall(self) -> None:
-        """Step aside, unless somebody stands before us by now."""
+        """Restore the previous excepthook, unless somebody has put another one before ours."""
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._previous
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # Called by somebody who has caught the exception, or before a prompt: the process goes on.
+        # Somebody who has caught the exception calls this, or there is a prompt: the process goes on.
         if sys.exc_info()[1] is not None or is_interactive():
             self._previous(kind, error, trace)
             return
@@ -74,7 +74,7 @@ class EndingProbe:
             guard.wrap(leave_last_calls)(self._context)
         self._previous(kind, error, trace)
         if self._context.hold.agent is not None and not issubclass(kind, KeyboardInterrupt):
-            # The traceback is printed by now, whatever comes. A peer may have died: this rank's state may be all that is left.
+            # By now the traceback is printed, whatever happens next. A peer may have died: this rank's state may be all that is left.
             guard.wrap(self._context.hold.agent.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
 
     def _exception(self, error: BaseException) -> None:
@@ -85,27 +85,27 @@ class EndingProbe:
         self._context.guard.attempt(leave_recorder, self._context)
 
     def remember(self, called: Farewell) -> None:
-        """`sys.exit` was called; whoever catches it may go on."""
+        """Remember a call of `sys.exit`; it is not reported yet, because the script may catch it and go on."""
         self._exit = called
 
     def leave_group(self) -> None:
-        """The process group was destroyed; the script goes on, and may say more."""
+        """Report that the process group was destroyed; the script goes on, and may still end in another way."""
         if not self._is_said:
             self._context.writer.say(self._context.log.step, Farewell(kind="end", text=LEFT, where=""))
 
     def leave(self, farewell: Farewell) -> None:
-        """`os._exit` is called now."""
+        """Report that `os._exit` is being called."""
         self._say(farewell)
 
     def _say(self, farewell: Farewell) -> None:
-        """Tell why the rank ends; only the first reason counts."""
+        """Report why the rank ends; only the first reason counts."""
         if not self._is_said:
             self._is_said = True
             self._context.writer.say(self._context.log.step, farewell)
 
 
 class ExitProbe:
-    """Stands before `os._exit` and `sys.exit`, and behind `destroy_process_group`."""
+    """Runs before `os._exit` and `sys.exit`, and after `destroy_process_group`."""
 
     def __init__(self, context: Context, ending: EndingProbe) -> None:
         self._context = context
@@ -113,7 +113,7 @@ class ExitProbe:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """From now on they say where they were called."""
+        """Patch these functions so that we learn from where they are called."""
         self._context.patches.replace("_exit", self._around_os_exit, os)
         self._context.patches.replace("exit", self._around_sys_exit, sys)
         modules = (dist, dist.distributed_c10d)
@@ -163,7 +163,7 @@ class ExitProbe:
 
 
 def _handled(status: object) -> Farewell | None:
-    """The exception over which the process is ended, if there is one and the end is no success."""
+    """Return the exception that is being handled and so ends the process; None if there is none or the exit status means success."""
     error = sys.exc_info()[1]
     if status in (None, 0) or error is None or isinstance(error, SystemExit | KeyboardInterrupt):
         return None
@@ -176,7 +176,7 @@ def _of_exception(error: BaseException, kind: Kind) -> Farewell:
 
 
 def _called(kind: Kind, text: str, frame: FrameType | None) -> Farewell:
-    """At exit and in a bare thread the interpreter itself calls, from no line."""
+    """Describe a call; `frame` is None at exit and in a bare thread, where the interpreter itself calls, from no line."""
     text = cleaned(text)
     if frame is None:
         return Farewell(kind=kind, text=text, where="")
@@ -185,9 +185,9 @@ def _called(kind: Kind, text: str, frame: FrameType | None) -> Farewell:
 
 
 def leave_last_calls(context: Context) -> None:
-    """Copy the newest collectives, if there are any, from the Flight Recorder to the page; some milliseconds.
+    """Copy the newest collectives, if there are any, from the Flight Recorder to the page, within some milliseconds.
 
-    The rank may be ended any moment, by its launcher above all, so nothing is done here that the sidecar can do as well.
+    The rank may be killed at any moment, most likely by its launcher, so nothing is done here that the sidecar can do as well.
     """
     found = msgspec.json.decode(dump() or b"{}")
     calls = found.get("entries")
@@ -198,15 +198,15 @@ def leave_last_calls(context: Context) -> None:
 
 
 def leave_recorder(context: Context) -> None:
-    """The whole recorder, for a rank that ends as it should; without lines, which only somebody who asks in time gets."""
+    """Leave the whole recorder on the page, for a rank that ends as it should; without the source lines of the calls."""
     found = dump()
     if found and len(found) <= MAX_DUMP_BYTES and msgspec.json.decode(found).get("entries"):
         context.writer.say(context.log.step, LastCalls(dump=found, is_orderly=True))
 
 
 def is_interactive() -> bool:
-    """Whether a person sits before this interpreter: then an exception, or a SystemExit, is not the end of the process.
+    """Whether a person uses this interpreter, so that an exception, or a SystemExit, does not end the process.
 
-    A prompt is there or will be (`python -i`), or a notebook's cell runs.
+    That is so if there is a prompt, or will be one (`python -i`), or if a notebook's cell runs.
     """
     return hasattr(sys, "ps1") or bool(sys.flags.inspect) or hasattr(builtins, "get_ipython")
