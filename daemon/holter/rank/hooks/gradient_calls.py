@@ -1,7 +1,7 @@
-"""What the script itself calls on its gradients: clipping by the norm, and reductions.
+"""Follows what the script itself calls on its gradients: clipping by the norm, and reductions.
 
-Of a clipping call it is known what the norm was, and its limit. A gradient that the script reduces makes its parameter a replica, and is read
-before any clipping:
+A clipping call tells the norm and its limit. A parameter whose gradient the script reduces is a replica, and the gradient is read before any
+clipping:
 
     for p in model.parameters():
         dist.all_reduce(p.grad)          <- seen here; `p.grad.data` is the same memory
@@ -31,10 +31,10 @@ class ClipProbe:
         self._context = context
 
     def install(self) -> None:
-        """Call through ours."""
+        """Patch torch's functions that clip by the norm."""
         owners = torch.nn.utils, torch.nn.utils.clip_grad
         self._context.patches.replace("clip_grad_norm_", self._around_clip, *owners)
-        # Between the norm and the scaling by it: afterwards every shard has the NaN of one.
+        # This runs between the norm and the scaling by it, after which every shard has the NaN of one.
         self._context.patches.replace("_clip_grads_with_norm_", self._around_scaling, torch.nn.utils.clip_grad)
         self._context.patches.replace("clip_grads_with_norm_", self._around_scaling, torch.nn.utils)
 
@@ -66,7 +66,10 @@ class ClipProbe:
         return scale
 
     def _look_before_scaling(self, parameters: Any, norm: Any) -> None:
-        """Whose shard had the NaN before the scaling gives it to all; asked only if the norm is not finite, and never of a device, which we would have to wait for."""
+        """Note whether this rank's shards are finite before the scaling spreads a NaN to all ranks.
+
+        This is read only if the norm is not finite, and never from a device, for which we would have to wait.
+        """
         if not isinstance(norm, torch.Tensor) or not local(norm).is_cpu or math.isfinite(float(local(norm))):
             return
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
@@ -81,7 +84,7 @@ class ClipProbe:
         if not isinstance(norm, torch.Tensor) or isinstance(limit, torch.Tensor):
             return
         if any(not placement.is_replicate() for placement in getattr(norm, "placements", ())):
-            # The whole norm is known after a reduction only, and that is the script's to ask for.
+            # The whole norm is known only after a reduction, which only the script may start.
             return
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         step, here = self._context.log.now, local(norm)
@@ -105,7 +108,7 @@ class ClipProbe:
 
 
 def _note(step: OpenStep, norm: float, limit: float, *, is_sharded: bool) -> None:
-    """Of several calls in one step, the one that clips hardest."""
+    """Note the norm and limit of a clipping call; of several in one step, those of the one that clips hardest are kept."""
     numbers = step.numbers
     if not math.isfinite(norm):
         return
@@ -115,24 +118,24 @@ def _note(step: OpenStep, norm: float, limit: float, *, is_sharded: bool) -> Non
 
 
 class ReplicationProbe:
-    """Follows `all_reduce`; calls back when all gradients that the script is known to reduce have been."""
+    """Follows `all_reduce`; calls back when all gradients that the script is known to reduce have been reduced."""
 
     def __init__(self, context: Context, on_reduced: Callable[[list[torch.Tensor]], None]) -> None:
         self._context = context
         self._on_reduced = on_reduced
         self._candidates: dict[torch.Size, list[tuple[str, torch.Tensor, Model]]] = {}
-        """By shape: parameters whose gradients nobody else reduces."""
+        """Shape -> (name, parameter, model) of the parameters whose gradients nobody but the script reduces."""
         self._state: tuple[int, int] | None = None
-        """Of the models, when these were looked for."""
+        """Generation and number of the models when the candidates were collected; None if they have to be collected again."""
         self._known: dict[int, torch.Tensor] = {}
         self._step = -1
         self._seen: dict[int, torch.Tensor] = {}
-        """Parameters whose gradients were reduced since the step began."""
+        """Parameters by id whose gradients were reduced since the step began."""
         self._is_waited_for = True
         context.models.on_forget.append(self._forget)
 
     def install(self) -> None:
-        """Replace `all_reduce` by ours, which calls it."""
+        """Patch `all_reduce` and `all_reduce_coalesced`."""
         if not dist.is_available():
             return
         patches, c10d = self._context.patches, dist.distributed_c10d
@@ -158,7 +161,7 @@ class ReplicationProbe:
 
     def _notice(self, tensors: Any, group: Any, work: Any) -> None:
         models = self._context.models
-        # Another thread's gradients are not to be looked at; a model that is alone is this thread's.
+        # Another thread's gradients must not be looked at; a model that is the only one is this thread's.
         ours = models.active() or (list(models) if len(list(models)) == 1 else [])
         if self._state != (models.generation, len(ours)):
             self._learn_candidates(ours)
@@ -196,7 +199,7 @@ class ReplicationProbe:
         return None
 
     def _forget(self) -> None:
-        """The script let go of a model: its memory is not ours to hold."""
+        """Drop all references to parameters, because the script has let go of a model and its memory must be freed."""
         self._candidates, self._known, self._seen, self._state = {}, {}, {}, None
 
     def _learn_candidates(self, models: Sequence[Model]) -> None:

@@ -1,9 +1,9 @@
-"""Graphs of an accelerator (`torch.cuda.CUDAGraph` and its likes): a replay runs what was captured and calls no hook, so that a healthy job would look stalled.
+"""Follows an accelerator's graphs (`torch.cuda.CUDAGraph` and the like): a replay calls no hook, so that a healthy job would look stalled.
 
     capture    hooks run once, and nothing is computed      nothing is read: a reading would become a part of the script's graph
-    replay     no hook runs                                 the heart beats; optimizer steps that the graph contains are counted
+    replay     no hook runs                                 a heartbeat is sent; optimizer steps that the graph contains are counted
 
-A graph's steps are those whose hooks ran while it was captured.
+The steps that a graph contains are those whose hooks ran while it was captured.
 """
 
 import functools
@@ -16,17 +16,17 @@ from holter.rank.context import Context
 
 
 class GraphProbe:
-    """Follows every class of graphs that torch has here."""
+    """Follows every graph class that this build of torch has."""
 
     def __init__(self, context: Context, on_steps: Callable[[int], None]) -> None:
         self._context = context
         self._on_steps = on_steps
         self._num_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """By graph: the optimizer steps in it."""
+        """Graph -> number of optimizer steps that it contains."""
         self._step_at_begin = 0
 
     def install(self) -> None:
-        """Call through ours when a capture begins and ends, and at a replay."""
+        """Patch the graph classes so that we notice when a capture begins or ends, and each replay."""
         replace = self._context.patches.replace
         for graph in accelerator.graph_classes():
             replace("capture_begin", self._after(self._begin), graph)

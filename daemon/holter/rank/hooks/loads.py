@@ -1,10 +1,10 @@
-"""Weights that the script gives a model, and the files that it had read them from.
+"""Finds out which weights the script loads into a model, and from which files it has read them.
 
-    state = torch.load("stage_1.pt")       where its tensors lie in memory is remembered, with their names and the path
-    model.load_state_dict(state["model"])  these came from there
-    p.copy_(state[name])                   a file that has the names of half of the model's parameters is taken to be given to it, too
+    state = torch.load("stage_1.pt")       we remember where its tensors lie in memory, their names and the path
+    model.load_state_dict(state["model"])  tensors at these places came from that file
+    p.copy_(state[name])                   not seen: a file with the names of at least half of the model's parameters counts as loaded, too
 
-What is told is that weights were loaded, and from where; whether they are the right ones shows in the fingerprints of the first step.
+Reported is that weights were loaded, and from where; whether they are the right ones shows in the fingerprints of the first step.
 """
 
 import functools
@@ -22,9 +22,9 @@ from holter.rank.framework import absolute
 from holter.records import Loaded
 
 MAX_DEPTH, MAX_TENSORS, MAX_READ, MAX_FILES = 4, 64, 1024, 8
-"""How deep and how far a state is looked through; places in memory that are remembered; files that are told."""
+"""Levels and tensors up to which a state is searched; places in memory that are remembered; files that are reported."""
 MAX_ENTRIES, MAX_LISTED = 65_536, 16
-"""Of all that is looked through, and of a list: data may be read, too, and be long."""
+"""Entries up to which a state, and each list in it, is searched: the script may also load data, which can be long."""
 
 
 class LoadProbe:
@@ -33,21 +33,21 @@ class LoadProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._read: deque[tuple[int, str, StorageWeakRef]] = deque(maxlen=MAX_READ)
-        """Where a tensor lay when it had been read, its file, and its memory; the newest first."""
+        """(address, file, storage) of each tensor that was read, newest first; the storage shows whether its memory is still alive."""
         self._files: dict[str, None] = {}
         self._num_elements = 0
         self._unclaimed: dict[str, tuple[frozenset[str], int]] = {}
-        """Files that were read -> names in them, and how many elements these have."""
+        """File that was read, but is not yet known to be given to a model -> names of its tensors and number of their elements."""
         self._has_news = False
 
     def install(self) -> None:
-        """Look at what is read, and at what is given to a model."""
+        """Patch `torch.load` and `Module.load_state_dict`."""
         patches = self._context.patches
         patches.replace("load", self._around_load, torch, torch.serialization)
         patches.replace("load_state_dict", self._around_give, torch.nn.Module)
 
     def tell(self) -> None:
-        """Training has begun: say what was loaded since the last time."""
+        """Report what was loaded since the last call; called once training has begun."""
         if self._unclaimed:
             self._claim({name for model in self._context.models for name, _ in model.parameters})
             self._unclaimed.clear()
@@ -77,7 +77,7 @@ class LoadProbe:
 
         @functools.wraps(original)
         def load_state_dict(*args: Any, **kwargs: Any) -> Any:
-            # Looked at first: a state dict may be emptied by who loads it.
+            # The state dict is read before the call, because the call may empty it.
             note(args[1] if len(args) > 1 else kwargs.get("state_dict"))
             return original(*args, **kwargs)
 
@@ -96,7 +96,7 @@ class LoadProbe:
 
     def _note_given(self, state: Any) -> None:
         places = {tensor.data_ptr() for tensor in islice(_placed(state), MAX_TENSORS)}
-        # Memory that was let go of may have been used again.
+        # Memory that was freed may have been used again.
         path = next((path for place, path, memory in self._read if place in places and not memory.expired()), "")
         self._unclaimed.pop(path, None)
         self._take(path, sum(size for _, size in _named(state)))
@@ -112,20 +112,20 @@ class LoadProbe:
 
 
 def _named(state: Any) -> Iterator[tuple[str, int]]:
-    """Names of tensors in a state and how many elements each has."""
+    """Return (name, number of elements) of the tensors in a state."""
     entries = islice(_entries(state), MAX_ENTRIES)
     return ((str(name), part.numel()) for name, part in entries if isinstance(part, torch.Tensor))
 
 
 def _entries(thing: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
-    # No other mapping: it may read a file for each of its values.
+    # Only a dict is searched: another mapping may read a file for each of its values.
     for name, part in thing.items() if isinstance(thing, dict) and depth < MAX_DEPTH else ():
         yield name, part
         yield from _entries(part, depth + 1)
 
 
 def _placed(state: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a state, those that have an address."""
+    """Yield the tensors in a state that have an address in memory."""
     for part in islice(_parts(state), MAX_ENTRIES):
         if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided and part.numel():
             yield part

@@ -1,15 +1,15 @@
-"""What the script says of its run: what it logs, in whatever way, as numbers by known names; and warnings of the few kinds that say what is wrong.
+"""Reads what the script says about its run: the numbers that it logs, under known names, and the few kinds of warnings that say what is wrong.
 
     watch.log(rewards=tensor)         accelerator.log({"train/reward_std": 0.0})
-        log.rewards, log.rewards_std,     log.train/reward_std, and under the name that detectors know: log.rewards_std
+        log.rewards, log.rewards_std,     log.train/reward_std, and again under the name that detectors know: log.rewards_std
         rewards.num_groups ...
 
-A number stays a number and a tensor becomes its mean; `DERIVED` says what else is computed of the few names that mean more. An averaged copy
-of the weights (`ema`) is compared with the live ones, on a sample of elements. Nothing waits for a device: what lies there is told
-when it has answered.
+A number stays a number and a tensor becomes its mean; `DERIVED` says what else is computed for the few names that mean more. An averaged copy
+of the weights (`ema`) is compared with the live ones, on a sample of elements. Nothing waits for a device: a tensor on one is reported when
+the device has answered.
 
-A warning is read where Python shows it, after the script's own filters have let it pass: they work exactly as without us. What they
-silence we do not see: that would need a filter of ours before theirs, which a script can notice.
+A warning is read where Python shows it, after the script's own filters have let it pass: they work exactly as without us. We do not see
+what they silence: that would need a filter of ours before theirs, which a script can notice.
 """
 
 import math
@@ -30,13 +30,13 @@ from holter.rank.readings.rollout import RolloutReader, bare_name
 from holter.records import Logged, ScriptWarning
 
 MAX_NAMES = 256
-"""Different names of one run that are told: a script may log a histogram of every tensor."""
+"""Number of different names in one run that are reported: a script may log a histogram of every tensor."""
 MAX_CALLS = 64
-"""Calls of one step that are told."""
+"""Number of calls in one step that are reported."""
 SAMPLED = 1 << 14
-"""Of a larger tensor every n-th element is asked."""
+"""A larger tensor is sampled: about this many elements are read, evenly spread if it is contiguous."""
 FLAT = 1e-8
-"""A group whose spread is below this share of its magnitude has none: rounding."""
+"""A group whose spread is below this share of its magnitude counts as having none, because of rounding."""
 EVALUATION = ("eval", "val", "valid", "validation", "test", "dev")
 ALIASES = {
     "reward": "rewards",
@@ -73,21 +73,21 @@ ALIASES = {
     "validation_loss": "eval_loss",
     "test_loss": "eval_loss",
 }
-"""Names that scripts and libraries use, lower case and without what comes before a slash, and what is meant."""
+"""Name that scripts and libraries use (lower case, without what precedes a slash) -> name that detectors know."""
 FILLERS = frozenset({"mean", "avg", "average", "train", "training", "policy", "actor", "rollout", "grpo", "rl"})
-"""Words that say where or how a known thing was measured: `actor/entropy_mean` is the entropy."""
+"""Words that only say where or how a known thing was measured: `actor/entropy_mean` is the entropy."""
 POLICY = re.compile(r"(^|[/_.])(actor|policy|ppo|grpo|rl|rollout|importance|prob)([/_.]|$)")
-"""Names of ratios that are importance ratios, not a share of something."""
+"""Matches names of ratios that are importance ratios, rather than shares of something."""
 OF_POLICIES = frozenset({"advantages", "advantages_std", "rewards", "kl"})
-"""Whoever logs one of these trains a policy: a ratio without a further name is an importance ratio there."""
+"""A script that logs one of these trains a policy, so that a ratio with no other name is an importance ratio."""
 RATIOS = frozenset({"ratio", "ratio_std"})
 TERM = re.compile(r"^loss_terms?\.|(^|[/_.])(loss|penalty|bonus|term|reg|regularizer|regulariser)$")
-"""Terms of a loss by their names: whether their tensors carry a gradient is told."""
+"""Matches names of a loss's terms, of which it is reported whether their tensors carry a gradient."""
 TERMS_AS_PATH = re.compile(r"^(.*/)?loss_terms?/")
-"""Trackers take numbers only: `train/loss_terms/kl` is the entry `kl` of `loss_terms`."""
+"""Matches the way in which trackers, which take numbers only, are given a term: `train/loss_terms/kl` is the entry `kl` of `loss_terms`."""
 MAX_AVERAGED_TENSORS = 16
 MAX_AVERAGED_ELEMENTS = 1024
-"""The most elements of each tensor that are compared."""
+"""Number of elements of each tensor that are compared, at most."""
 Numbers = Iterator[tuple[str, float]]
 WARNINGS = re.compile(
     r"degrees of freedom is <= 0"  # a variance over one sample, or none
@@ -99,7 +99,7 @@ MAX_FRAMES = 64
 
 
 class LogProbe:
-    """Takes what is logged; tells it at once, with the number of the open step."""
+    """Takes what the script logs and reports it at once, with the number of the open step."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -112,7 +112,7 @@ class LogProbe:
         self._is_policy = False
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Tell these; never raises."""
+        """Report these values; never raise."""
         self._context.guard.wrap(self._log)(values)
 
     def _log(self, values: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ class LogProbe:
             return
         told: dict[str, float] = {}
         self._is_policy |= any(meaning_of(str(name).lower()) in OF_POLICIES for name in values)
-        # Rewards before advantages: both have groups, and theirs are as they were given.
+        # Rewards are read before advantages: both have groups, and the rewards' are as they were given.
         if found := named_tensors(values.get("rollout")):
             self._rollouts.read(found)
         for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
@@ -182,7 +182,10 @@ class LogProbe:
                 yield f"log.{meaning}", mean
 
     def _of_ratio(self, meaning: str, value: torch.Tensor) -> Numbers:
-        """How far ratios are from one, on the first micro-step of a step. The farthest is no nearer than their deviation."""
+        """Yield how far the ratios are from one, on the first micro-step of a step.
+
+        A standard deviation is taken as the largest distance, which is at least as large.
+        """
         if meaning in self._ratios or self._context.log.micro_step > 1:
             return
         self._ratios.add(meaning)
@@ -207,7 +210,7 @@ class LogProbe:
 
 
 def meaning_of(name: str) -> str:
-    """The name that detectors know a lower-case name by; itself where they do not."""
+    """Return the name that detectors use for this lower-case name; the name itself if they know none."""
     before, _, tail = name.rpartition("/")
     if not before:
         return ALIASES[name] if name in ALIASES else _near(name)
@@ -223,7 +226,7 @@ def meaning_of(name: str) -> str:
 
 
 def _near(name: str) -> str:
-    """What a name means without the words that say where and how: `critic/advantages/mean`, `actor/entropy_mean`, `train_kl`."""
+    """Return what a name means without its filler words, as in `critic/advantages/mean`, `actor/entropy_mean`, `train_kl`; else the name itself."""
     if name.startswith("loss_term") or any(word in EVALUATION for word in re.split(r"[/_.\-]", name)):
         return name
     parts = name.split("/")
@@ -238,14 +241,14 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or elements of it that stand for the rest."""
+    """Return the tensor, or of a large one a sample of its elements."""
     if tensor.numel() <= SAMPLED:
         return tensor
     return tensor.view(-1)[:: -(-tensor.numel() // SAMPLED) | 1] if tensor.is_contiguous() else corner(tensor)
 
 
 def _of_rewards(meaning: str, value: torch.Tensor) -> Numbers:
-    """Of [groups, samples]: how many groups have no spread at all."""
+    """Yield the standard deviation of a tensor [groups, samples], the number of its groups, and how many of them have no spread."""
     groups = value.reshape(value.shape[0], -1) if value.dim() > 1 else value.reshape(1, -1)
     groups = groups[: max(1, SAMPLED * 4 // groups.shape[1])].double()
     yield f"log.{meaning}_std", float(groups.std(correction=0))
@@ -256,13 +259,13 @@ def _of_rewards(meaning: str, value: torch.Tensor) -> Numbers:
 
 
 def _of_advantages(meaning: str, value: torch.Tensor) -> Numbers:
-    """The same, and whether there is any at all."""
+    """Yield the same as for rewards, and the largest magnitude, which is 0 if there is no advantage at all."""
     yield "advantages.largest", float(sample(value).double().abs().max())
     yield from _of_rewards(meaning, value)
 
 
 def _of_codebook(meaning: str, value: torch.Tensor) -> Numbers:
-    """Of counts, [codes] or a row for each codebook: the share in use and the perplexity, of the worst codebook."""
+    """Yield the worst codebook's share of codes in use and its perplexity, from counts [codes] or [codebooks, codes]; and the number of codes."""
     counts = value.reshape(-1, value.shape[-1])[:64].double()
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1e-30)
     perplexity = torch.exp(-torch.special.xlogy(shares, shares).sum(1))
@@ -280,11 +283,11 @@ DERIVED: dict[str, Callable[[str, torch.Tensor], Numbers]] = {
 KNOWN = frozenset(ALIASES.values()) | frozenset(DERIVED) | {"ratio", "ratio_std", "ema"}
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""A tensor of the copy, and the live one."""
+"""A tensor of the averaged copy, and the live one."""
 
 
 def named_tensors(average: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a module, of a state dict, or of an object that keeps them in a list, under numbers then."""
+    """Return the tensors by name of a module or a state dict, or by number of an object with a list `shadow_params`; empty for anything else."""
     if isinstance(average, torch.nn.Module):
         return dict(average.named_parameters())
     if isinstance(average, Mapping):
@@ -296,7 +299,7 @@ def named_tensors(average: Any) -> dict[str, torch.Tensor]:
 
 
 class AverageReader:
-    """Remembers what the copy was when it was last logged."""
+    """Compares an averaged copy with the live weights, and with what it was when it was last logged."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -304,9 +307,9 @@ class AverageReader:
         self._copies: torch.Tensor | None = None
 
     def read(self, average: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
-        """How far the copy is from the live weights, and whether it moved."""
+        """Yield how far the copy is from the live weights, and whether and where it moved since the last call."""
         pairs = self._pairs(average)
-        # Evenly over the model: its first tensors are embeddings, which move in their own way.
+        # Tensors are taken evenly over the model: its first ones are embeddings, which move in their own way.
         pairs = [pair for pair in pairs[:: -(-len(pairs) // MAX_AVERAGED_TENSORS) or 1] if _is_comparable(*pair)]
         if not pairs:
             return
@@ -321,7 +324,7 @@ class AverageReader:
         yield from self._way(copies, live)
 
     def _way(self, copies: torch.Tensor, live: torch.Tensor) -> Numbers:
-        """Of a copy that moved: the share of its elements that did, and whether toward the live weights (1) or away from them (-1)."""
+        """Yield, if the copy moved, the share of its elements that changed, and whether toward the live weights (1) or away from them (-1)."""
         before, self._copies = self._copies, copies
         if before is None or before.shape != copies.shape:
             return
@@ -349,7 +352,7 @@ class AverageReader:
 
 
 def _is_narrow(values: torch.Tensor) -> bool:
-    """Whether the values have passed through a dtype of few bits."""
+    """Whether bfloat16 or float16 can hold all these values exactly, so that they have probably passed through it."""
     return any(bool((values.to(dtype).double() == values).all()) for dtype in (torch.bfloat16, torch.float16))
 
 
@@ -359,7 +362,7 @@ def _is_comparable(copy: torch.Tensor, live: torch.Tensor) -> bool:
 
 
 def _sample_average(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements spread over the whole; where flattening would copy it, its first ones."""
+    """Return elements that are spread over the whole tensor; if flattening would copy it, the first elements of its first row."""
     if tensor.numel() <= MAX_AVERAGED_ELEMENTS:
         return tensor.reshape(-1)
     if tensor.is_contiguous():
@@ -368,7 +371,7 @@ def _sample_average(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class WarningProbe:
-    """Listens to the warnings that Python shows, and tells them with the module that was running."""
+    """Listens to the warnings that Python shows, and reports known ones with the module that was running."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -399,9 +402,9 @@ class WarningProbe:
             )
 
     def _module(self, frame: FrameType | None) -> str:
-        """The innermost module whose forward is running: its name, or its class where no name is known.
+        """Return the name of the innermost module whose forward is running, its class if it has no known name, "" if there is none.
 
-        Of other frames nothing is read: that would keep what lies in their variables alive.
+        The variables of other frames are not read: that would keep their values alive.
         """
         for _ in range(MAX_FRAMES):
             if frame is None:

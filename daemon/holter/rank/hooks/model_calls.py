@@ -1,13 +1,13 @@
-"""Calls of the watched models, in training and in evaluation, with their inputs kept until the step is done.
+"""Follows calls of the watched models, in training and in evaluation, and keeps their inputs until the step is done.
 
 Hooks sit on the outermost module of a model only: one on every module would slow the step down. They do not end up in what the script makes
-of its model: they are off while it is saved or given to TorchScript, and a copy or a pickle of it holds a call that does nothing in
-their place. torch.compile may fold them away, so its wrapper has a hook of its own, outside of what is compiled: that a step's forward
-pass begins must be known.
+of its model: they are removed while it is saved or given to TorchScript, and a copy or a pickle of it holds a call that does nothing in
+their place. torch.compile may fold them away, so its wrapper has a hook of its own, outside of what is compiled: we must know that a step's
+forward pass begins.
 
-Frozen modules beside the model (a text encoder, an autoencoder, a reference model) are wrapped by nothing, and training needs them. They are
-looked for twice among all objects of the interpreter: when the first steps are done, and once more when that costs little against the time
-that has passed. One counts when training calls it at several steps in a row.
+Frozen modules beside the model (a text encoder, an autoencoder, a reference model) have no wrapper by which to find them, but training needs
+them. All objects of the interpreter are searched for them twice: at the first step, and once more when that costs little compared with the
+time that has passed. A module counts as one of them when training calls it at several steps in a row.
 """
 
 import contextlib
@@ -33,25 +33,25 @@ EVENT = "holter.detached"
 FIRST_STEP = 1
 SECOND_STEP = 32
 LATER_STEPS = 4
-"""From one time that the second look would cost too much to the next."""
+"""Number of steps by which the second search is put off each time that it would still cost too much."""
 NEVER = sys.maxsize
 SECOND_LOOK_SHARE = 0.002
-"""The second look may take this share of the time since the first."""
+"""Share of the time since the first search that the second one may take."""
 
 
 class UncopiedHook:
-    """A module's hook that does not survive in its copies."""
+    """A module's hook that copies and pickles of the module do not contain."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Unless torch.compile is tracing, or torch.func transforms the call: there tensors have no memory to be read."""
+        """Call the hook, unless torch.compile is tracing or torch.func transforms the call: tensors then have no memory to read."""
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:  # noqa: SLF001
             self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The standard library's, so that the copy loads where there is no holter: an audit event that nobody hears.
+        # The copy holds a function of the standard library, so that it loads without holter: an audit event that nobody listens to.
         return functools.partial, (sys.audit, EVENT)
 
 
@@ -74,11 +74,11 @@ class CallProbe:
         self._handles: list[Any] = []
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrapped: list[weakref.ref[torch.nn.Module]] = []
-        """What DDP has wrapped since somebody last asked for it to be added."""
+        """DDP wrappers that were made since `find_wrapped` last added them to the models."""
         self._interrupted: list[Phase] = []
         self._removed: list[tuple[dict[int, Any], int, Any]] = []
         self._num_hookless = 0
-        # A signal handler of the script may save while the same thread does.
+        # A signal handler of the script may save while the same thread is already saving.
         self._lock = threading.RLock()
 
     def install(self) -> None:
@@ -101,7 +101,7 @@ class CallProbe:
             handle.remove()
 
     def forget(self) -> None:
-        """This is a forked child: no thread is left that could hold the lock."""
+        """Make a new lock in a forked child, where no thread is left that could release the old one."""
         self._lock = threading.RLock()
 
     def follow(self, module: torch.nn.Module | None) -> None:
@@ -116,7 +116,7 @@ class CallProbe:
         ]
 
     def follow_compiled(self, root: torch.nn.Module | None) -> None:
-        """Watch when training calls what torch.compile made of a model."""
+        """Watch when training calls the wrappers that torch.compile made in a model."""
         for wrapper in torch.nn.Module.modules(root) if root is not None else ():
             if _is_compiled(wrapper) and wrapper not in self._followed:
                 self._followed.add(wrapper)
@@ -124,7 +124,7 @@ class CallProbe:
                 self._handles.append(wrapper.register_forward_pre_hook(hook))
 
     def find_wrapped(self) -> None:
-        """Add what DDP has wrapped since the last look to the models."""
+        """Add to the models what DDP has wrapped since the last call."""
         while self.wrapped:
             root = self.wrapped.pop(0)()
             if root is not None:
@@ -140,12 +140,12 @@ class CallProbe:
 
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         context, attempt = self._context, self._context.guard.attempt
-        # First: its end takes it back, whatever fails between.
+        # This comes first: `_end` takes it back, whatever fails in between.
         self._interrupted.append(context.phases.phase)
         if self.wrapped:
             attempt(self.find_wrapped)
         if attempt(context.models.note_call, module, context.log.step):
-            # A frozen component's call is a part of whatever calls it.
+            # A frozen component's call belongs to the phase of its caller.
             return
         is_training = module.training and torch.is_grad_enabled()
         context.enter(Phase.FORWARD if is_training else Phase.EVALUATION)
@@ -165,7 +165,7 @@ class CallProbe:
 
     @contextlib.contextmanager
     def _without_hooks(self, modules: Iterable[Any]) -> Iterator[None]:
-        """Take our hooks, and what stands for them in copies, out of these modules; put them back when the last of several callers is done."""
+        """Take our hooks, and their stand-ins in copies, out of these modules; put them back when the last of several callers is done."""
         with self._lock:
             self._num_hookless += 1
         try:
@@ -223,7 +223,7 @@ class CallProbe:
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    """Whether torch.compile made it; by name, for importing its class takes seconds."""
+    """Whether torch.compile made this module; judged by its class's name, because importing the class takes seconds."""
     kind = type(module)
     return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
 
@@ -233,19 +233,19 @@ def _is_ours(hook: Any) -> bool:
 
 
 class ComponentProbe:
-    """Looks for frozen components, and has their calls followed."""
+    """Searches for frozen components, and has their calls followed."""
 
     def __init__(self, context: Context, calls: CallProbe) -> None:
         self._context = context
         self._calls = calls
         self.next_step = FIRST_STEP
-        """Before it there is nothing to do."""
+        """The first step at which `look` has something to do."""
         self._num_looks = 0
         self._took_s = 0.0
         self._looked_at = 0.0
 
     def look(self) -> None:
-        """A step begins: look if it is time to."""
+        """Search for components if it is time to; called when a step begins."""
         step, started = self._context.log.step, clock.monotonic_s()
         if step < self.next_step:
             return

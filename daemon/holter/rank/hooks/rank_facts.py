@@ -1,9 +1,9 @@
-"""Facts about the rank that are told once: the process groups that it is in, and the accelerator that it computes on.
+"""Reports facts about the rank once: the process groups that it is in, and the accelerator that it computes on.
 
-Gloo's recorder does not say who belongs to which group, so a rank that never comes to its group would not be missed. The three lowest ranks of a
-group tell; more would say the same. A group of all ranks is known without being told.
+Gloo's recorder does not say who belongs to which group, so a rank that never joins its group's collectives would not be missed. The three
+lowest ranks of a group report it; more would say the same. A group of all ranks is known without a report.
 
-The sidecar reads the accelerator; the rank never asks a driver.
+The sidecar reads the accelerator's sensors; the rank never asks a driver.
 """
 
 import functools
@@ -19,11 +19,11 @@ from holter.records import Group, Groups, OnDevice
 
 NUM_TELLERS = 3
 MAX_MEMBERS = 4096
-"""Ranks in one record; a larger group is not told."""
+"""Number of ranks in one record; a larger group is not reported."""
 
 
 class GroupProbe:
-    """Looks when a group was made, and at every backward pass for groups that were made in another way."""
+    """Looks for new process groups after one was made, and at every backward pass for those that were made in another way."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -31,12 +31,12 @@ class GroupProbe:
         self._told: set[str] = set()
 
     def install(self) -> None:
-        """Look after every new group; all ways to make one but splitting lead through here."""
+        """Patch the function that makes groups; all ways to make one but splitting lead through it."""
         if dist.is_available():
             self._context.patches.replace("_new_group_with_tag", self._around, dist.distributed_c10d)
 
     def look(self) -> None:
-        """Tell the groups that are new; asks nobody, and costs nothing while there are none."""
+        """Report the groups that are new; communicates with nobody, and costs nothing while there are none."""
         if not GROUPS:
             return
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; the guard counts it if this is gone
@@ -71,7 +71,7 @@ class GroupProbe:
 
 
 def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
-    """Split into records of at most MAX_MEMBERS ranks together."""
+    """Split the groups into lists whose groups have at most MAX_MEMBERS ranks together."""
     part: list[Group] = []
     for group in groups:
         if part and sum(len(one.ranks) for one in part) + len(group.ranks) > MAX_MEMBERS:
@@ -83,14 +83,14 @@ def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
 
 
 class DeviceProbe:
-    """Looks when a backward pass begins, until the script has begun to use a device."""
+    """Looks for the rank's device when a backward pass begins, until the script has begun to use one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._is_done = False
 
     def look(self) -> None:
-        """Starts no device that the script did not start, and waits for none."""
+        """Report the device once the script uses one; this initializes no device, and waits for none."""
         if self._is_done or accelerator.module() is None:
             return
         self._is_done = True

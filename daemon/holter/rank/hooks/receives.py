@@ -1,9 +1,9 @@
-"""Tensors that this rank receives from another within a step: what a pipeline's stage is given is its sender's making.
+"""Remembers which tensors this rank receives from another within a step: the sender has made what a pipeline's stage is given.
 
     dist.recv(tensor, src)                    a model that is split by hand
-    dist.P2POp(dist.irecv, tensor, peer)      torch's own pipelines, and whoever calls batch_isend_irecv
+    dist.P2POp(dist.irecv, tensor, peer)      torch's own pipelines, and scripts that call batch_isend_irecv
 
-`dist.irecv` itself is left alone: torch compares functions with it.
+`dist.irecv` itself is not patched: torch compares functions with it.
 """
 
 import functools
@@ -17,13 +17,13 @@ from holter.rank.context import Context
 
 
 class ReceiveProbe:
-    """Remembers, for the step under way, where in memory another rank's tensors were received."""
+    """Remembers, for the present step, the memory addresses at which tensors of other ranks were received, and from whom."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def install(self) -> None:
-        """Call through ours."""
+        """Patch `recv` and the constructor of `P2POp`."""
         if dist.is_available():
             self._context.patches.replace("recv", self._around_recv, dist, dist.distributed_c10d)
             self._context.patches.replace("__init__", self._around_operation, dist.P2POp)

@@ -1,9 +1,9 @@
-"""Saves and evaluations of libraries, shown as such from beginning to end: a rank that writes a checkpoint for minutes does not hang.
+"""Shows saves and evaluations of libraries as such from beginning to end: a rank that writes a checkpoint for minutes does not hang.
 
-`torch.save` and a model's call show themselves (`model_calls.py`). What lies around them in a library (weights as safetensors, shards, metrics,
-uploads) is the library's own function. Nothing is imported for this: a library is followed once the script has imported it.
+`torch.save` and a model's calls are followed in `model_calls.py`. What a library does around them (weights as safetensors, shards, metrics,
+uploads) lies in functions of its own. Nothing is imported for this: a library is followed once the script has imported it.
 
-The outermost of them that ends well is a finished checkpoint, if it is one that a run can go on from: that is told, with its place.
+If the outermost save ends without an exception, and a run can go on from what it wrote, it is reported as a finished checkpoint, with its path.
 """
 
 import functools
@@ -20,7 +20,7 @@ from holter.rank.framework import LateImports, SaveFunction, absolute
 from holter.records import Phase, SaveFinished
 
 MAX_DEPTH = 4
-"""How deep what `torch.save` is given is searched for tensors."""
+"""Number of levels down to which the object that `torch.save` is given is searched for tensors."""
 
 
 class SaveProbe:
@@ -30,17 +30,17 @@ class SaveProbe:
         self._context = context
         self._awaited = LateImports([each for framework in context.frameworks.known for each in framework.saves])
         self._around_us = threading.local()
-        """How many saves this thread is in."""
+        """Its `depth` is the number of saves that this thread is inside of."""
         self._say = context.guard.wrap(self._tell)
 
     def install(self) -> None:
-        """Follow what is there already."""
+        """Follow the libraries that are already imported, and `torch.save`."""
         self._context.guard.wrap(self.look, "any")()
-        # Above the phase that `model_calls.py` shows: only here it is known whether a library is around it.
+        # This wraps around the patch of `model_calls.py`: only here it is known whether a library's save is around it.
         self._context.patches.replace("save", self._around_torch_save, torch, torch.serialization)
 
     def look(self) -> None:
-        """Follow what has come since the last look."""
+        """Follow the libraries that were imported since the last call."""
         for function, owners in self._awaited.come():
             make = functools.partial(self._around, function)
             self._context.patches.replace(function.name, make, *owners)
@@ -60,7 +60,7 @@ class SaveProbe:
     def _reporting(
         self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None
     ) -> Callable[..., Any]:
-        """The same function; the outermost call that ends without an exception is reported."""
+        """Wrap a function so that its outermost call, if it ends without an exception, is reported."""
 
         @functools.wraps(getattr(call, "__wrapped__", call))
         def within(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _size(module: torch.nn.Module | None) -> int:
 
 
 def _path_of_torch_save(args: tuple[Any, ...], kwargs: Mapping[str, Any], num_parameters: int) -> str:
-    """`torch.save(obj, f)` of at least half as many numbers as are trained; of anything less there is nothing to say."""
+    """Return where `torch.save(obj, f)` wrote; "" if it saved less than half as many numbers as the models have, which is no checkpoint."""
     saved = args[0] if args else kwargs.get("obj")
     target = args[1] if len(args) > 1 else kwargs.get("f")
     if _num_numbers(saved) * 2 < max(1, num_parameters):
@@ -99,7 +99,7 @@ def _path_of_torch_save(args: tuple[Any, ...], kwargs: Mapping[str, Any], num_pa
 
 
 def _num_numbers(thing: Any, depth: int = 0) -> int:
-    """Floating-point elements in a state dict, or in what holds some."""
+    """Count the floating-point elements in a tensor, a module, a state dict, or nested containers of these."""
     if isinstance(thing, torch.Tensor):
         return thing.numel() if thing.is_floating_point() else 0
     if isinstance(thing, torch.nn.Module):

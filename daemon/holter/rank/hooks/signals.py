@@ -1,7 +1,7 @@
-"""Signals that end the rank, handled in C.
+"""Handles, in C, the signals that end the rank.
 
 A rank that crashes in native code gives its sidecar a moment to look (`csrc/crash_notice.c`). Under yama's ptrace_scope 1 only a process that
-the rank names may read its stacks: `allow_stacks`.
+the rank has named may read its stacks (`allow_stacks`).
 
 A signal that asks the rank to end is passed on to the halt agent, which may save first (`csrc/termination.c`).
 """
@@ -29,19 +29,19 @@ class CrashNotice:
         return self._theirs.fileno()
 
     def install(self) -> None:
-        """Tell crashes from now on; does nothing where the extension was not built."""
+        """Report crashes from now on; does nothing if the extension was not built."""
         self._theirs.close()
         try:
             import holter.rank._crash_notice as native  # noqa: PLC0415  missing where there was no compiler
         except ImportError:
             self._ours.close()
             return
-        # Detached: it stays open as long as the process lives, whoever forgets this object.
+        # Detached, so that it stays open as long as the process lives, even if this object is collected.
         self._descriptor = self._ours.detach()
         native.install(self._descriptor)
 
     def uninstall(self) -> None:
-        """Crash as before."""
+        """Restore the previous signal handlers and close the socket."""
         with contextlib.suppress(ImportError):
             import holter.rank._crash_notice as native  # noqa: PLC0415
 
@@ -52,7 +52,7 @@ class CrashNotice:
 
 
 def allow_stacks(sidecar_pid: int) -> None:
-    """Let the sidecar, and what it starts, read this process's stacks; a kernel without yama asks for no permission."""
+    """Let the sidecar, and processes that it starts, read this process's stacks; a kernel without yama needs no permission."""
     if sidecar_pid <= 0 or os.uname().sysname != "Linux":
         return
     prctl = ctypes.CDLL(None).prctl
@@ -65,10 +65,10 @@ class Termination:
 
     def __init__(self) -> None:
         self.descriptor = -1
-        """Where they arrive; -1: nowhere, and every signal does what it does without us."""
+        """File descriptor from which the numbers are read; -1 if no handler is installed, and signals act as they do without us."""
 
     def install(self, numbers: Iterable[int]) -> None:
-        """From now on these do not end the process by themselves, where nobody handles them."""
+        """Handle these signals from now on, as far as nobody else does, so that they do not end the process by themselves."""
         try:
             import holter.rank._termination as native  # noqa: PLC0415  missing where there was no compiler
         except ImportError:
@@ -86,7 +86,7 @@ class Termination:
             os.close(leave)
 
     def grant(self, seconds: float, /) -> None:
-        """After a SIGTERM, live so many seconds more; 0: as long as it takes."""
+        """Let the process live this many seconds more after a SIGTERM; 0 means without a limit."""
         import holter.rank._termination as native  # noqa: PLC0415  it is there: a signal has come
 
         native.grant(seconds)

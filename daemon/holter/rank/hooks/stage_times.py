@@ -1,6 +1,6 @@
-"""How long a stage of torch's pipelines computes, micro-batch by micro-batch: its own passes, without what it waits for.
+"""Measures how long a stage of torch's pipelines computes for each micro-batch: its own passes, without its waits.
 
-On a device these are the times of the host, which says nothing of a stage that is late there: nothing is told.
+On a device only the host's times could be measured, which do not show a stage that is late there: nothing is reported.
 """
 
 from holter import clock
@@ -8,12 +8,12 @@ from holter.rank.context import Context
 from holter.records import StageTimes
 
 EVERY = 8
-"""Steps that are told together."""
+"""Number of steps that are reported together, as a mean."""
 MAX_MICRO_BATCHES = 64
 
 
 class StageTimesProbe:
-    """One rank's. A rank with several stages tells none: its passes take turns."""
+    """Measures this rank's stage. A rank with several stages reports nothing, because their passes take turns."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -22,12 +22,12 @@ class StageTimesProbe:
         self._began_s = 0.0
         self._stages: set[int] = set()
         self._passes: dict[str, list[float]] = {}
-        """Forward and backward -> seconds of each micro-batch, summed over steps."""
+        """Kind of pass (forward, backward) -> seconds of each micro-batch, summed over steps."""
         self._numbers: dict[str, int] = {}
-        """Passes of this step so far."""
+        """Kind of pass (forward, backward) -> index of this step's latest micro-batch."""
 
     def begin(self) -> None:
-        """A pass of the stage begins."""
+        """Start timing: a pass of the stage begins."""
         stage, last, step = self._context.inputs.stage, self._context.inputs.last, self._context.log.step
         if stage is None or (last is not None and last.device.type != "cpu"):
             return
@@ -37,7 +37,7 @@ class StageTimesProbe:
         self._began_s = clock.monotonic_s()
 
     def end(self, which: str) -> None:
-        """It is over."""
+        """Add up the time of the pass that is over; `which` is "forward" or "backward"."""
         if not self._began_s:
             return
         took_s, self._began_s = clock.monotonic_s() - self._began_s, 0.0
