@@ -1,4 +1,4 @@
-"""Reads settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. No YAML library: `key: value` and indentation are enough."""
+"""Reads settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. Needs no YAML library: `key: value` and indentation."""
 
 import re
 from collections.abc import Mapping

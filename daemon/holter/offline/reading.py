@@ -1,4 +1,4 @@
-"""Files and folders in, what they hold out: each file is what its content says, whatever its name is."""
+"""Reads files and folders: each file is what its content says, whatever its name is."""
 
 import codecs
 import gzip
@@ -20,37 +20,37 @@ from holter.offline.text import TextReader
 
 HEAD = 65_536
 MAX_WHOLE = 12 * 2**20
-"""Bytes of a JSON document that is read at once; of a larger one the objects that hold nothing but numbers and texts are read one by one."""
+"""Bytes of a JSON document that is read at once; of a larger one, objects that hold only numbers and texts are read one by one."""
 MAX_HEADER = 32 * 2**20
 """Bytes of the table at the beginning of a file of weights."""
 MAX_INFLATED = 4 * 2**30
-"""Bytes of a compressed file that are looked at."""
+"""Bytes of a compressed file that are read."""
 MAX_ROW = 2**20
-"""Bytes that are read at once, and of a line that are looked at."""
+"""Bytes that are read at once, and that are looked at of a line."""
 MAX_SENTENCE = 8192
-"""Characters of what a model wrote that are looked at."""
+"""Number of characters of a model's output that are looked at."""
 LARGE = 12 * 2**20
 PER_CHUNK = 400
-"""Rows of a table that is larger than that which are read of each megabyte."""
+"""Number of rows that are read per megabyte of a table larger than `LARGE`."""
 MAX_FILES = 20_000
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
 _BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04": "an archive or a checkpoint", b"SQLite format 3": "a database", b"%PDF": "a PDF",
            b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
 
 _JSON = re.compile(r"""\{|\[\s*(?:[\[{"\]]|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*[,\]]|NaN|null|true|false)""")
-"""How JSON begins; `[rank0]: ...` and `[2026-05-18 16:04:46] ...` are lines of a log."""
+"""Matches the beginning of JSON; `[rank0]: ...` and `[2026-05-18 16:04:46] ...` are lines of a log."""
 
 _ASKED = re.compile(
     r"^\W*(?:prompt|input|question|user|instruction|query|q|human|context)\b\s*\d*\s*[:>\]=-]", re.IGNORECASE
 )
-"""What a model was asked, beside what it answered."""
+"""Matches what a model was asked, which stands beside its answers."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Called with the number of bytes that are done, and of all."""
 
 
 def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None) -> Found:
-    """What is in these files and folders; raises UsageError where there is nothing that can be used."""
+    """Read these files and folders; raise UsageError if nothing in them can be used."""
     found = Found()
     files = list(_files(paths, found))
     sizes = {path: _size(path) for path in files}
@@ -76,7 +76,7 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
 
 
 class _Bounded(io.RawIOBase):
-    """A compressed stream that ends at a bound: what inflates without end is not followed."""
+    """A compressed stream that ends at a bound, because some inflate without end."""
 
     def __init__(self, inner: gzip.GzipFile) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Bounded(io.RawIOBase):
 
 
 class _Recoded(io.RawIOBase):
-    """A text in UTF-16, as PowerShell writes it, given out as UTF-8."""
+    """A text in UTF-16, as PowerShell writes it, that is read as UTF-8."""
 
     def __init__(self, inner: BinaryIO, encoding: str) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Recoded(io.RawIOBase):
 
 
 def _encoding(head: bytes) -> str:
-    """`utf-16`, or one of its orders where there is no mark; empty: it is something else."""
+    """Return `utf-16`, or one of its byte orders if there is no mark; empty if it is something else."""
     if head[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
         return "utf-16"
     sample = head[:400]
@@ -130,7 +130,7 @@ def _encoding(head: bytes) -> str:
 
 
 def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
-    """Mlflow keeps one run's numbers a file each, below a folder `metrics`: they are one run again."""
+    """Join what Mlflow keeps in one file per number, below a folder `metrics`, into one run again."""
     made: list[LoggedRun] = []
     by_folder: dict[str, LoggedRun] = {}
     for run in runs:
@@ -149,14 +149,14 @@ def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
 
 
 class _Meter:
-    """Bytes of one file that were read; what is looked at twice counts once."""
+    """Counts the bytes of one file that were read; what is read twice counts once."""
 
     def __init__(self, progress: Progress, before: int, size: int, total: int) -> None:
         self._progress, self._before, self._size, self._total = progress, before, size, total
         self._num = 0
 
     def read(self, num: int) -> None:
-        """So many more."""
+        """Add this many bytes."""
         self._num += num
         self._progress(self._before + min(self._num, self._size), self._total)
 
@@ -187,7 +187,7 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[Path]:
 
 
 def _inside(path: Path) -> Iterator[Path]:
-    """Every file below a folder, one at a time: there may be millions."""
+    """Yield every file below a folder, one at a time, because there may be millions."""
     for folder, folders, names in os.walk(path):
         _pruned(folders)
         yield from (Path(folder) / name for name in sorted(names))
@@ -239,7 +239,7 @@ def _binary(head: bytes) -> str | None:
 
 
 def _safetensors(file: str, head: bytes, size: int) -> Shapes | None:
-    """The names and shapes in the header of a file of weights."""
+    """Return the names and shapes in the header of a file of weights; None if it is none."""
     if len(head) < 16 or head[8:9] != b"{":  # noqa: PLR2004 - its length, and a table
         return None
     (length,) = struct.unpack("<Q", head[:8])
@@ -302,7 +302,7 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
             del found.runs[before[0] :], found.configs[before[2] :]
             found.configs.append(config)
             return
-        # Mlflow keeps a file for each tag.
+        # Mlflow keeps one file per tag.
         if (len(found.runs), len(found.errors), len(found.configs)) == before and path.parent.name != "tags":
             found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
 
@@ -314,7 +314,7 @@ def _is_log(run: LoggedRun) -> bool:
 
 
 def _says_one_word(path: Path, text: str, found: Found) -> bool:
-    """What a model wrote, if much of it is one word over and over."""
+    """Keep what a model wrote if much of it is one word over and over; return whether it is."""
     lines = [
         (number, line.strip())
         for number, line in enumerate(text.splitlines(), start=1)
@@ -328,7 +328,7 @@ def _says_one_word(path: Path, text: str, found: Found) -> bool:
 
 
 def repetition(text: str) -> float:
-    """Share of the commonest word."""
+    """Return the share of the commonest word."""
     parts = text[:MAX_SENTENCE].split()
     return max((parts.count(word) for word in set(parts[:400])), default=0) / len(parts) if parts else 0.0
 
@@ -336,7 +336,10 @@ def repetition(text: str) -> float:
 def _numbered(
     stream: BinaryIO, size: int, report: Callable[[int], None], row_begins: bytes = b""
 ) -> Iterator[tuple[int, str]]:
-    """(number, line) of lines that hold something, each cut to a bound; of a large file an even choice, all that are not numbers, and all that begin otherwise than a row."""
+    """Yield (number, line) of lines that are not empty, each cut to a bound.
+
+    Of a large file: an even choice, all lines with non-finite numbers, and all that begin differently from a row.
+    """
     number, rest = 1, b""
     while chunk := stream.read(MAX_ROW):
         report(len(chunk))
@@ -351,7 +354,7 @@ def _numbered(
 
 
 def _read_large_json(file: str, begin: str, stream: BinaryIO, found: Found, report: Callable[[int], None]) -> bool:
-    """Without ever holding the whole: JSON lines by the line, anything else by the objects that have nothing inside."""
+    """Read it without holding the whole: JSON lines by the line, anything else by the objects that contain no others."""
     if begin.partition("\n")[0].rstrip().endswith("}"):
         return tables.read_json_lines(file, _numbered(stream, LARGE + 1, report, b"{"), found) > 0
     num = tables.salvage(file, _pieces(stream, report), found, PER_CHUNK)
@@ -422,7 +425,7 @@ def _read_object(path: Path, whole: dict[str, Any], found: Found, flights: list[
 
 
 def _shapes(file: str, whole: dict[str, Any]) -> Shapes | None:
-    """`{"wte.weight": [50257, 768], ...}`"""  # noqa: D400
+    """Read a table of shapes: `{"wte.weight": [50257, 768], ...}`."""
     entries = tuple(
         (name, tuple(shape), tables.class_of(name))
         for name, shape in whole.items()
@@ -432,7 +435,7 @@ def _shapes(file: str, whole: dict[str, Any]) -> Shapes | None:
 
 
 def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
-    """A context package: artifacts are files beside it, or texts in it."""
+    """Read a context package: artifacts are files beside it, or texts in it."""
     found.task = str(whole.get("task") or "")[:2000]
     found.symptoms.extend(_texts(whole.get("symptoms")))
     found.constraints = whole.get("constraints", [])
@@ -455,9 +458,9 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
 
 
 def _artifact(path: Path, kind: str, said: str, found: Found) -> None:
-    """The name of a file beside the package, or a text."""
+    """Read an artifact: the name of a file beside the package, or a text."""
     beside = path.parent / said if "\n" not in said and len(said) < 1024 else path  # noqa: PLR2004 - a name of a file
-    # What lies elsewhere may be nobody's to show; and a package in a package has no end.
+    # Files elsewhere may not be meant to be shown, and a package in a package has no end.
     is_below = path.parent.resolve() in beside.resolve().parents and beside.resolve() != path.resolve()
     if is_below and beside.is_file():
         try:
@@ -474,7 +477,7 @@ def _artifact(path: Path, kind: str, said: str, found: Found) -> None:
 
 
 def _as_loss(name: str) -> str:
-    """Of what stands under `loss_curves` a curve that is called `train` or `val` is one of the loss."""
+    """Return the name of a curve under `loss_curves`: `train` and `val` are curves of the loss."""
     words = set(naming.words(name))
     return f"{name}_loss" if words and words <= naming.HELD_OUT | {"train", "training"} else name
 
@@ -483,7 +486,7 @@ _FILE_NAME = re.compile(r"[\w./\\ -]{1,200}\.[A-Za-z]\w{0,9}")
 
 
 def _texts(said: object) -> list[str]:
-    """One text or many."""
+    """Return one text or many as a list."""
     return [str(one)[:2000] for one in said[:100]] if isinstance(said, list) else [str(said)[:2000]] if said else []
 
 

@@ -1,12 +1,11 @@
-"""Rows of one file, in the order in which they were written -> runs: what one training made, with one count of steps.
+"""Turns the rows of one file, in the order in which they were written, into runs: what one training made, with one count of steps.
 
 A log is not always one run from its first step to its last:
-
     steps go back to the beginning           another run begins; the one before is judged by itself
-    steps go back, but not to the beginning  the run was resumed there: what it had done since is not part of it any more
+    steps go back, but not to the beginning  the run was resumed there; what it had done after that step is dropped
     steps begin again with each epoch        they are counted on
     one row at the end of each epoch         epochs are counted, not its batches or samples
-    no steps at all                          epochs are counted, else the lines themselves
+    no steps at all                          epochs are counted, or else the lines themselves
     several ranks in one file                each rank's rows are followed by themselves
 """
 
@@ -22,9 +21,9 @@ MAX_RANKS = 64
 MAX_RUNS = 64
 MAX_EPOCHS = 20_000
 JITTER = 3
-"""Ranks that write into one file without saying who they are come a step or two late."""
+"""Number of steps by which rows may be late if ranks write into one file without naming themselves."""
 MIN_ROWS = 4
-"""Fewer rows than this, and steps that begin again are no second run."""
+"""Number of rows below which steps that begin again are no second run."""
 
 
 class _Track:
@@ -37,7 +36,7 @@ class _Track:
         self.first: dict[frozenset[str], int] = {}
         self.num: dict[frozenset[str], int] = {}
         self.interval: dict[frozenset[str], int] = {}
-        """Kind of row -> steps between its last two."""
+        """Kind of row -> number of steps between its last two."""
         self.highest = -1
         self.offset = 0
         self.epoch: float | None = None
@@ -49,7 +48,7 @@ class _Track:
 
 
 class RowRecorder:
-    """Takes rows in, gives runs."""
+    """Takes rows and returns runs."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -57,16 +56,16 @@ class RowRecorder:
         self._tracks: dict[int, _Track] = {}
         self._counted_by: set[str] = set()
         self._first_epoch: int | None = None
-        """0 or 1: what this log calls its first epoch."""
+        """What this log calls its first epoch, 0 or 1; None if unknown."""
         self._epoch_ends: dict[int, int] | None = {}
-        """Step -> epoch, as long as every row is the last of its epoch, or of the newest one."""
+        """Step -> epoch, as long as every row is the last of its epoch or of the newest one; otherwise None."""
         self._has_open_end = False
         self.last_step = -1
         self.num_rows = 0
         self.ranks: set[int] = set()
 
     def add(self, row: LogRow, line: int, context: LineContext | None = None) -> None:
-        """One row."""
+        """Add one row."""
         if row.rank is not None:
             self.ranks.add(row.rank)
         rank = row.rank if row.rank is not None else 0
@@ -93,7 +92,7 @@ class RowRecorder:
             series.add(step, value, line)
 
     def _step(self, track: _Track, kind: frozenset[str], row: LogRow, context: LineContext | None) -> int | None:
-        """The step of this row in its run; begins a new run where steps begin again."""
+        """Return the step of this row in its run; begins a new run if steps begin again."""
         if row.step is None:
             return self._uncounted(track, kind, row, context)
         self._counted_by.add("step")
@@ -154,7 +153,7 @@ class RowRecorder:
         return step
 
     def _uncounted(self, track: _Track, kind: frozenset[str], row: LogRow, context: LineContext | None) -> int | None:
-        """A row without a step: by the progress bar before it, by its epoch, or by counting."""
+        """Return the step of a row without one: from the progress bar before it, from its epoch, or by counting."""
         if context is not None and context.bar_step is not None and not context.bar_used:
             context.bar_used = True
             self._counted_by.add("step")
@@ -197,7 +196,7 @@ class RowRecorder:
 
     @staticmethod
     def _beside(track: _Track, kind: frozenset[str]) -> int:
-        """Other lines count steps: this one is of the step that they have reached, or, if it was said of that already, of the next."""
+        """Return the step of a line beside lines that count steps: the one they have reached, or the next if that has such a line already."""
         step = track.highest if track.last.get(kind, -1) < track.highest else track.last[kind] + 1
         track.last[kind] = step
         track.first.setdefault(kind, step)
@@ -205,7 +204,7 @@ class RowRecorder:
         return step
 
     def _close(self) -> None:
-        """What was read so far is a run."""
+        """Close what was read so far as one run."""
         run = self._run()
         if run is not None and len(self._done) < MAX_RUNS:
             self._done.append(run)
@@ -234,7 +233,7 @@ class RowRecorder:
         return LoggedRun(self._file, by_rank, counted, len(self._done), resumed, per_epoch)
 
     def runs(self) -> list[LoggedRun]:
-        """All of them, once the file has been read."""
+        """Return all runs, once the file has been read."""
         last = self._run()
         return [*self._done, *([last] if last is not None else [])]
 
@@ -245,13 +244,13 @@ def _per_epoch(track: _Track) -> float:
 
 
 def _unrounded(step: int, unit: int, last: int, interval: int) -> int:
-    """`1K` after 800, where logs were 200 apart, is 1,000, and the `1K` after it 1,200."""
+    """Return the step behind a rounded one: `1K` after 800 is 1,000 if logs are 200 apart, and the next `1K` is 1,200."""
     expected = last + interval
     return expected if abs(expected - step) <= unit else max(step, last + 1)
 
 
 def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, step: int | None = None) -> None:
-    """A row of a table, whose columns are named already."""
+    """Add a row of a table whose columns have names already."""
     from holter.offline import naming  # noqa: PLC0415 - the only user here
 
     row = LogRow({}, step=step)
@@ -272,7 +271,7 @@ def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, s
 
 
 def as_number(value: object) -> float | None:
-    """Numbers, and text that is one; None: neither."""
+    """Return a number, or the number that a text is; None if it is neither."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

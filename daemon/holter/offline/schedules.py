@@ -1,10 +1,10 @@
-"""Settings held against what the curve did: which rate the schedule gives at the step at which it went wrong, and what else the settings let happen just then.
+"""Compares settings with the curve: which rate the schedule gives at the step at which it went wrong, and what else the settings begin or end just then.
 
     milestones: [400], gamma: 10     at step 402 the rate is ten times that of step 399
     unfreeze_at_step: 400            lies two steps before the onset
     max_grad_norm: 0                 clipping is off, and the norm went to 350 times its usual value
 
-What a configuration says is not what ran: everything here is by inference, and says where the log speaks otherwise. Pure.
+What a configuration says is not what ran: everything here is an inference, and says where the log contradicts it. Pure.
 """
 
 import ast
@@ -35,7 +35,7 @@ LOGGED_EVERY = frozenset({"logging_steps", "log_interval", "log_every", "log_eve
 SCHEDULERS = frozenset({"MultiStepLR", "StepLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "OneCycleLR", "ExponentialLR", "LinearLR", "get_cosine_schedule_with_warmup", "get_linear_schedule_with_warmup", "get_constant_schedule_with_warmup"})  # fmt: skip
 _MOMENT = re.compile(r"(?:^|[_.])(?:at|after|start|begin|from|until|end|switch|unfreeze|freeze|step|steps|epoch|epochs|iter|iters|milestone|delay)(?:[_.]|$)")  # fmt: skip
 _ROUTINE = re.compile(r"(?:eval|save|log|logging|print|warmup|max|total|num|accumulation|train|per|every|interval|size|seed|checkpoint|display|snapshot|sync|decay)")  # fmt: skip
-"""Settings that name steps without making anything begin or end there."""
+"""Matches settings that name steps at which nothing begins or ends."""
 NEAR = 0.05
 """Share of the run within which a moment and an onset belong together."""
 JUMP = 1.5
@@ -44,7 +44,7 @@ FP16_MOST = 65_504
 
 @dataclass(frozen=True)
 class Setting:
-    """A name and a value, where they stand."""
+    """A name and a value, and where they stand."""
 
     name: str
     value: str
@@ -52,14 +52,14 @@ class Setting:
     line: int
 
     def told(self) -> str:
-        """`gamma = 10` in config.yaml, line 3."""
+        """Describe it: `gamma = 10` (config.yaml, line 3)."""
         where = f"{self.file}, line {self.line}" if self.line else self.file
         return f"`{self.name} = {self.value}` ({where})"
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """How the rate should go, as far as the settings say so."""
+    """How the rate should go, as far as the settings say."""
 
     base: float
     kind: str
@@ -73,7 +73,7 @@ class RateSchedule:
     said: tuple[Setting, ...]
 
     def rate(self, step: float) -> float:
-        """At this step."""
+        """Return the rate at this step."""
         if self.warm_up and step < self.warm_up:
             return self.base * (step + 1) / self.warm_up
         if self.milestones or self.period:
@@ -93,7 +93,7 @@ class RateSchedule:
 
 
 def settings_of(found: Found) -> list[Setting]:
-    """All that are named: in configurations first, then what code gives to schedulers as constants."""
+    """Return all settings that are named: first in configurations, then constants that code gives to schedulers."""
     made = [Setting(name, value, config.file, config.lines.get(name, 0)) for name, value, config in found.settings()]
     for code in found.code:
         for call, line, values in calls_with_constants(code, SCHEDULERS):
@@ -103,7 +103,10 @@ def settings_of(found: Found) -> list[Setting]:
 
 
 def schedule_of(settings: Sequence[Setting], last_step: int, per_epoch: float = 0.0) -> RateSchedule | None:
-    """The schedule that the settings give a run that came to this step, in steps, of which an epoch has so many (0: not known); None: they name no rate."""
+    """Return the schedule, in steps, that the settings give a run that reached `last_step`; None if they name no rate.
+
+    `per_epoch` is the number of steps in an epoch, 0 if unknown.
+    """
     rate = _first(settings, RATE)
     if rate is None:
         return None
@@ -123,7 +126,7 @@ def schedule_of(settings: Sequence[Setting], last_step: int, per_epoch: float = 
     stones = next((one for one in settings if _last(one) in MILESTONES), None)
     milestones, period = _numbers(stones.value) if stones else (), number(PERIOD)
     if per_epoch > 1 and 0 < max(*milestones, period, 0.0) <= num_epochs:
-        # Nobody changes the rate within so few steps: they are epochs.
+        # A rate is not changed within so few steps, so they are epochs.
         milestones, period = tuple(one * per_epoch for one in milestones), period * per_epoch
     if stones is not None:
         said.append(stones)
@@ -139,7 +142,7 @@ def schedule_of(settings: Sequence[Setting], last_step: int, per_epoch: float = 
 
 
 def computed_rates(found: Found, run: LoggedRun, loss: Points) -> Points:
-    """The rate at every logged step, where the log has none and the settings have more than a constant."""
+    """Return the rate at every logged step, if the log has none and the settings have more than a constant."""
     settings = settings_of(found)
     unit = _unit(settings, run.counted_by)
     made = schedule_of(settings, int(loss[-1][0] * unit) if loss else 0, run.steps_per_epoch * unit)
@@ -149,7 +152,7 @@ def computed_rates(found: Found, run: LoggedRun, loss: Points) -> Points:
 
 
 def against(curves: Curves, finding: Finding, found: Found, run: LoggedRun) -> Iterator[Evidence]:
-    """What the settings have to do with where this curve went wrong."""
+    """Yield what the settings have to do with where this curve went wrong."""
     settings = settings_of(found)
     if not settings or finding.first_step < 0 or not curves.loss:
         return
@@ -194,7 +197,7 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
 
 
 def _jump(made: RateSchedule, onset: int, span: int, unit: float) -> tuple[float | None, float]:
-    """(step, factor) of the last rise of the rate shortly before the onset."""
+    """Return (step, factor) of the last rise of the rate shortly before the onset; (None, 1.0) if there is none."""
     points = [*made.milestones, *(made.restart * k for k in range(1, 200) if made.restart)]
     points += [made.period * k for k in range(1, 200) if made.period]
     for point in sorted(points, reverse=True):
@@ -257,7 +260,7 @@ def _is_fp16(one: Setting) -> bool:
 
 
 def _moments(settings: Sequence[Setting], onset: float, span: float, made: RateSchedule | None) -> Iterator[Evidence]:
-    """Whatever else begins or ends by its settings shortly before the onset."""
+    """Yield whatever else begins or ends, according to its settings, shortly before the onset."""
     known = {(one.file, one.name) for one in made.said} if made else set()
     for one in settings:
         value = _number(one.value)
@@ -285,7 +288,7 @@ def _lengths(settings: Sequence[Setting], onset: int, curves: Curves) -> Iterato
 
 
 def _unit(settings: Sequence[Setting], counted_by: str) -> float:
-    """Steps a row, where rows are counted."""
+    """Return the number of steps per row, if rows are counted."""
     found = _first(settings, LOGGED_EVERY) if counted_by == "log" else None
     return found[1] if found and found[1] >= 1 else 1.0
 

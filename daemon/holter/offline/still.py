@@ -1,4 +1,4 @@
-"""A loss that does not move: it never did, or it stopped at once. Pure."""
+"""Judges a loss that does not move: it never did, or it stopped at once. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ GUESSES = (
     128_256,
     151_936,
 )
-"""Numbers of classes or tokens that are common: the loss of guessing among them is their logarithm."""
+"""Common numbers of classes or tokens: the loss of guessing among them is their logarithm."""
 MIN_STOPPED = 12
-"""Logs with one and the same loss: fewer may be chance, or an average over a window."""
+"""Number of logs with the same loss; fewer may be chance, or an average over a window."""
 SMALLEST = -math.log(1.1754943508222875e-38)
 HALF_A_DIGIT = 5e-4
 
 
 def plateau(curves: Curves) -> Finding | None:
-    """A loss that never moved, where something says that it should have."""
+    """Find a loss that never moved, if something shows that it should have."""
     known = finite(curves.loss)
     if len(known) < 12:  # noqa: PLR2004 - too early
         return None
@@ -79,9 +79,9 @@ def plateau(curves: Curves) -> Finding | None:
 
 
 def stopped(curves: Curves) -> Finding | None:
-    """A loss that moved, and then is the same to the last digit at every log until the end.
+    """Find a loss that moved, and then is the same to the last digit at every log until the end.
 
-    What has converged comes to its end by small steps; this one fell or jumped there at once.
+    A converged loss comes to its end in small steps; this one fell or jumped there at once.
     """
     known = finite(curves.loss)
     first = len(known) - 1
@@ -103,7 +103,7 @@ def stopped(curves: Curves) -> Finding | None:
 
 
 def ran_out(curves: Curves) -> Finding | None:
-    """A rate that came to exactly zero long before the end, and a loss that stands still since."""
+    """Find a rate that came to exactly zero long before the end, and a loss that stands still since."""
     rates, known = finite(curves.rate), finite(curves.loss)
     first = len(rates)
     while first and rates[first - 1][1] == 0:
@@ -127,7 +127,7 @@ def ran_out(curves: Curves) -> Finding | None:
 
 
 def _last_digit(series: Sequence[float]) -> float:
-    """The unit of the last decimal that is ever printed: `0.6931` -> 0.0001."""
+    """Return the unit of the last decimal that is ever printed: 0.0001 for `0.6931`."""
     decimals = max((len(f"{value:.10f}".rstrip("0").partition(".")[2]) for value in series), default=0)
     return 10.0**-decimals
 
@@ -138,7 +138,7 @@ def is_underflowed(points: Points) -> bool:
 
 
 def underflowed(curves: Curves) -> Finding | None:
-    """A loss of exactly 87.3365, the logarithm of the smallest single-precision number: the probability of the label is no number, and was cut off there."""
+    """Find a loss of exactly 87.3365, minus the logarithm of the smallest normal float32: the label's probability was zero or NaN, and was clamped."""
     known = finite(curves.loss)
     first = len(known)
     while first and abs(known[first - 1][1] - SMALLEST) < HALF_A_DIGIT:

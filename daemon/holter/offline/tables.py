@@ -1,6 +1,6 @@
-"""Tables of numbers: CSV of any tool, JSON and JSON lines, `trainer_state.json`, two columns, mlflow's metric files.
+"""Reads tables of numbers: CSV of any tool, JSON and JSON lines, `trainer_state.json`, two columns, mlflow's metric files.
 
-What is cut off in the middle is used as far as it goes.
+A table that is cut off in the middle is used as far as it goes.
 """
 
 import csv
@@ -35,12 +35,12 @@ _ASKED = frozenset({"prompt", "input", "question", "instruction", "query", "prom
 MAX_SAMPLES = 2000
 MAX_COLUMNS = 4
 MAX_OBJECT = 65_536
-"""Letters of an object that is a row."""
+"""Number of characters of an object that is a row."""
 HEADER_WORDS = re.compile(r"[A-Za-z]")
 
 
 def loads(text: str) -> Any:
-    """JSON as tools write it: bare NaN, Infinity, nan; raises ValueError."""
+    """Parse JSON as tools write it, with bare NaN, Infinity and nan; raise ValueError if it is none."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -55,7 +55,7 @@ def loads(text: str) -> Any:
 
 
 def read_history(file: str, history: Iterable[Any], found: Found, first_line: int = 1) -> int:
-    """Rows of a list, as `log_history` holds them; how many were rows."""
+    """Read the rows of a list, as `log_history` holds them; return how many were rows."""
     recorder = RowRecorder(file)
     num = 0
     for number, row in enumerate(history):
@@ -71,12 +71,12 @@ def read_history(file: str, history: Iterable[Any], found: Found, first_line: in
 
 
 def _tag_of(file: str) -> str:
-    """What TensorBoard says in the name of a file that was loaded down from its page; else the loss."""
+    """Return the tag in the name of a file downloaded from TensorBoard's page; otherwise `loss`."""
     return file.rpartition("tag-")[2].removesuffix(".json") if "tag-" in file else "loss"
 
 
 def _sample(file: str, row: Mapping[str, Any], line: int, found: Found) -> None:
-    """What the model wrote, where a row holds it beside what it was asked, or by itself."""
+    """Keep what the model wrote, if a row holds it beside what it was asked, or by itself."""
     keys = {str(key).lower(): value for key, value in row.items()}
     written = next((keys[name] for name in _WRITTEN if isinstance(keys.get(name), str)), None)
     is_answer = bool(_ASKED & set(keys)) or any(name in keys for name in _WRITTEN[:6])
@@ -85,7 +85,7 @@ def _sample(file: str, row: Mapping[str, Any], line: int, found: Found) -> None:
 
 
 def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """`{"train": {"loss": 1}}` -> `{"train/loss": 1}`."""
+    """Flatten `{"train": {"loss": 1}}` to `{"train/loss": 1}`."""
     made: dict[str, object] = {}
     for key, value in row.items():
         name = f"{prefix}{key}"
@@ -97,7 +97,7 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, 
 
 
 def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
-    """A JSON object a line; of others, what they say of errors. How many were rows; 0 where most lines are none: it is a log."""
+    """Read one JSON object per line, and errors from other lines; return how many were rows, 0 for a log, where most lines are not JSON."""
     recorder, errors = RowRecorder(file), ErrorReader(file)
     num = num_others = 0
     for number, line in lines:
@@ -126,7 +126,7 @@ def _keep(recorder: RowRecorder, errors: ErrorReader, found: Found) -> None:
 
 
 def salvage(file: str, pieces: Iterable[str], found: Found, at_most: int = 10**9) -> int:
-    """The rows of a JSON file that ends too early, or is too large: every object in it that is whole and has nothing inside, or so many of each piece."""
+    """Read a JSON file that ends too early or is too large: every complete object in it without others inside, or so many per piece."""
     return read_history(file, _whole_objects(pieces, at_most), found)
 
 
@@ -150,7 +150,7 @@ def _whole_objects(pieces: Iterable[str], at_most: int) -> Iterator[dict[str, An
 
 
 def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool:
-    """`{"loss": [2.3, 2.1, ...], "val_loss": [...]}`, as Keras's history is saved."""
+    """Read `{"loss": [2.3, 2.1, ...], "val_loss": [...]}`, as Keras's history is saved; return whether it is one."""
     known = {
         name: column
         for name, column in columns.items()
@@ -178,7 +178,7 @@ def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool
 
 
 def looks_like_csv(head: str) -> str:
-    """The separator of a table whose first line names its columns; empty: it is none."""
+    """Return the separator of a table whose first line names its columns; empty if it is none."""
     first, _, rest = head.partition("\n")
     second = next((line for line in rest.replace("\r", "\n").split("\n") if line.strip()), "")
     for separator in (",", "\t", ";"):
@@ -198,7 +198,7 @@ def looks_like_csv(head: str) -> str:
 
 
 def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found: Found) -> int:
-    """Rows; empty cells are what was not logged at that row. Below them somebody's script may have raised."""
+    """Read rows, where empty cells were not logged, and errors that a script may have printed below; return how many rows there were."""
     recorder, errors, names, num = RowRecorder(file), ErrorReader(file), [""], 0
     for number, line in lines:
         try:
@@ -217,7 +217,7 @@ def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found:
 
 
 def looks_numeric(head: str) -> int:
-    """Columns of a file whose lines are numbers alone; 0: it is none."""
+    """Return the number of columns of a file whose lines are only numbers; 0 if it is none."""
     rows = [
         line.replace(",", " ").split()
         for line in head.splitlines()[:40]
@@ -233,7 +233,7 @@ def looks_numeric(head: str) -> int:
 
 
 def read_numeric(file: str, name: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
-    """One, two or three columns without names: loss; step and loss; mlflow's time, value, step."""
+    """Read columns without names: loss; step and loss; mlflow's time, value, step. Return how many rows there were."""
     recorder = RowRecorder(file)
     num = 0
     for number, line in lines:
@@ -247,7 +247,7 @@ def read_numeric(file: str, name: str, lines: Iterable[tuple[int, str]], found: 
 
 
 def _add_unnamed(recorder: RowRecorder, values: list[float], line: int, name: str) -> None:
-    """One to four numbers: loss; step and loss; mlflow's time, value, step; TensorBoard's time, step, value."""
+    """Add a row of one to four numbers: loss; step and loss; mlflow's time, value, step; TensorBoard's time, step, value."""
     if len(values) == 3 and values[0] > 1e11:  # noqa: PLR2004 - milliseconds since the epoch
         add_values(recorder, {name: values[1]}, line, step=int(values[2]))
     elif len(values) == 3 and values[0] > 1e9 and values[1].is_integer():  # noqa: PLR2004 - seconds since the epoch
@@ -264,7 +264,7 @@ _COUNT = re.compile(r"^\W*([A-Za-z][\w.]*)[\s|:=│]+(?:(?:[A-Za-z]\w*)[\s|│]+
 
 
 def read_shapes(file: str, text: str) -> Shapes | None:
-    """A table of parameters: a name and a shape a line, or a name and a count."""
+    """Read a table of parameters: one name and shape, or name and count, per line; None if it is none."""
     entries: list[tuple[str, tuple[int, ...], str]] = []
     lines = text.splitlines()
     for line in lines[:20_000]:
@@ -296,7 +296,7 @@ def _counts(file: str, lines: list[str]) -> Shapes | None:
 
 
 def class_of(name: str) -> str:
-    """The class that a tensor's name tells: embeddings are named so everywhere."""
+    """Return the class that a tensor's name shows, which is only known for embeddings; otherwise empty."""
     low = name.lower()
     return (
         "Embedding"
@@ -306,5 +306,5 @@ def class_of(name: str) -> str:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """(number, line)"""  # noqa: D400
+    """Yield (number, line), from 1."""
     yield from enumerate(io.StringIO(text), start=1)

@@ -1,8 +1,9 @@
-"""A text of any size, read once from front to back in bounded memory: numbers, errors, settings that it prints, what it says of ranks.
+"""Reads a text of any size once from front to back in bounded memory: numbers, errors, settings that it prints, ranks that it names.
 
-A small file is read line by line. A large one is searched for the few words that matter, which is done at memory speed, and of the lines
-that hold numbers an even choice is parsed, a few hundred a megabyte; lines of evaluations, errors and warnings are parsed all, up to a
-bound. So a log of gigabytes costs seconds a gigabyte, and what is rare in it is not lost among what is frequent.
+A small file is read line by line. A large one is searched for the few words that matter, which is done at memory speed, and
+of the lines with numbers an even choice is parsed, a few hundred per megabyte; lines of evaluations, errors and warnings
+are all parsed, up to a bound. So a log of gigabytes costs seconds per gigabyte, and rare lines are not lost among frequent
+ones.
 """
 
 import re
@@ -15,20 +16,20 @@ from holter.offline.found import Config, Found
 from holter.offline.recorder import RowRecorder
 
 SMALL = 12 * 2**20
-"""Bytes that are read line by line."""
+"""Bytes of a file up to which it is read line by line."""
 CHUNK = 2**20
 MAX_LINE = 16_384
-"""What is longer is cut: no line of numbers is."""
+"""Longer lines are cut; no line of numbers is as long."""
 END_OF_TABLE = "-" * lines.MIN_RULE
-"""Ends a table that somebody copied without its last line."""
+"""Ends a table that was copied without its last line."""
 MAX_PARSED, MIN_PER_CHUNK, MAX_PER_CHUNK = 60_000, 40, 400
-"""Lines of numbers that are parsed of a large file, and of each megabyte of it."""
+"""Number of lines with numbers that are parsed of a large file, and at least and at most of each megabyte of it."""
 MAX_RARE = 20_000
-"""Lines of evaluations of a large file."""
+"""Number of lines of evaluations that are parsed of a large file."""
 _NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
 _RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
 _HELD_OUT = (b"val", b"test", b"dev", b"tel:")
-"""Without one of them nothing rare is in a chunk."""
+"""A chunk without any of these has no line of evaluations."""
 _STOPPED_AT = re.compile(r"(?:NaN|nan|inf) at (?:iteration|step)[= ](\d+)")
 _SETTING = re.compile(
     r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$|^(?:\S*:)?\s{2,}([a-z][\w.]*): (\S.*)$"
@@ -41,7 +42,7 @@ _VERSION = re.compile(
 )
 
 Report = Callable[[int], None]
-"""Told how many bytes were read."""
+"""Called with the number of bytes that were read."""
 
 
 class TextReader:
@@ -61,7 +62,7 @@ class TextReader:
         self._num_chosen = 0
 
     def read(self, stream: BinaryIO, size: int, report: Report) -> None:
-        """All of it."""
+        """Read the whole stream."""
         if size <= SMALL:
             self._read_lines(stream, report)
         else:
@@ -70,7 +71,7 @@ class TextReader:
         self._finish()
 
     def read_text(self, text: str) -> None:
-        """A text that is in memory already."""
+        """Read a text that is in memory already."""
         self._lines_of(text.encode("utf-8", "replace"), 1)
         self._finish()
 
@@ -96,7 +97,7 @@ class TextReader:
             self._lines_of(rest, number)
 
     def _lines_of(self, chunk: bytes, number: int) -> int:
-        """Every line of it; how many line ends there were."""
+        """Read every line of a chunk; return how many line ends there were."""
         begin = number
         for line in chunk.split(b"\n"):
             for part in line.split(b"\r") if b"\r" in line else (line,):
@@ -120,12 +121,12 @@ class TextReader:
             self._setting(text, number)
 
     def _step(self, text: str) -> int:
-        """The last step that the log has reached, by its rows or by its progress bar."""
+        """Return the last step that the log has reached, by its rows or its progress bar."""
         lines.note_bar(text, self._context)
         return max(self._recorder.last_step, -1 if self._context.bar_step is None else self._context.bar_step)
 
     def _setting(self, text: str, number: int) -> None:
-        """Settings that a script prints of itself: argparse's namespace, Megatron's list, versions."""
+        """Keep settings that a script prints about itself: argparse's namespace, Megatron's list, versions."""
         found: list[tuple[str, str]] = []
         if match := _SETTING.match(text):
             name, value = (one for one in match.groups() if one is not None)
@@ -154,7 +155,7 @@ class TextReader:
             self._chosen(rest, number)
 
     def _chosen(self, chunk: bytes, number: int) -> int:
-        """The lines of a chunk that matter; how many line ends there were."""
+        """Read the lines of a chunk that matter; return how many line ends there were."""
         seen, at, line = -1, 0, number
         for place in self._places(chunk):
             if place <= seen:
@@ -173,7 +174,7 @@ class TextReader:
         chosen = set(_even(chunk, MIN_PER_CHUNK if is_much else self._per_chunk))
         if self._num_rare < MAX_RARE and any(word in chunk for word in _HELD_OUT):
             rare = [match.start() for match in _RARE.finditer(chunk)]
-            # What is in most lines is not rare.
+            # Lines that are the majority are not rare.
             if 4 * len(rare) < chunk.count(b"\n"):
                 self._num_rare += len(rare)
                 chosen.update(rare)
@@ -182,7 +183,7 @@ class TextReader:
 
 
 def _even(chunk: bytes, num: int) -> Iterator[int]:
-    """Lines of numbers from all over a chunk: the next one after each of evenly spaced places."""
+    """Yield lines of numbers from all over a chunk: the next one after each of evenly spaced places."""
     for begin in range(0, len(chunk), max(1, len(chunk) // num)):
         if match := _NUMBERS.search(chunk, begin):
             yield match.start()

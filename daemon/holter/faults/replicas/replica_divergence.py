@@ -93,7 +93,7 @@ class ReplicaDivergence:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """Yield at most one finding, the first parting, of all ranks or along an axis; or a request for tables until they are there or cannot be had."""
+        """Yield at most one finding, the first parting of all ranks or along an axis; or request tables until they are there or cannot be had."""
         yield from first_view(window, self._judge_view)
 
     def _judge_view(self, view: AxisView) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
-"""A fix, proven: what was wrong, whether it came back, and what earlier attempts taught.
+"""Proves a fix: what was wrong, whether it came back, and what earlier attempts taught.
 
 record    what one run shows, whoever watched it: its curves, its faults, its settings
-changes   what differs between two runs beside the fault
+changes   what differs between two runs besides the fault
 memory    incidents of earlier runs, with what was tried against them and what came of it
 verify    did the fix work: a pure function over two records
 """

@@ -1,6 +1,7 @@
-"""What differs between two runs beside the fault: config, command, environment, versions, code, world, data order.
+"""Finds what differs between two runs besides the fault: config, command, environment, versions, code, world, data order.
 
-More than one change is said: then nobody knows which one helped. What must differ between any two runs (directories, ports, dates) is none.
+If there is more than one change, that is said, because then it is unknown which one helped. What differs between any two
+runs anyway (directories, ports, dates) does not count.
 """
 
 import re
@@ -17,23 +18,23 @@ _OWN = re.compile(
     r"|resume|^HOLTER|time(stamp)?$|date$|hostname$|(^|[._\-])pid$|local[._\-]?rank$|best_|global_step|total_flos|log_history|max_steps$|train_runtime",
     re.IGNORECASE,
 )
-"""Names of what differs between any two runs, and of how far a run goes."""
+"""Matches names of settings that differ between any two runs, and of how far a run goes."""
 MAX_SHOWN = 80
-"""Characters of a value."""
+"""Number of characters of a value that are shown."""
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference."""
+    """One difference between two runs."""
 
     kind: str
-    """config, command, environment, version, code, world, data"""
+    """config, command, environment, version, code, world or data."""
     name: str
     before: str
-    """Empty: it was not there."""
+    """Empty if it did not exist."""
     after: str
 
     def text(self) -> str:
-        """`config lr: 0.1 -> 0.01`"""  # noqa: D400
+        """Describe the change: `config lr: 0.1 -> 0.01`."""
         if self.kind in {"code", "data"}:
             what = "differs" if self.before and self.after else "is new" if self.after else "is gone"
             return f"{self.kind} {self.name} {what}".rstrip()
@@ -41,7 +42,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def setting_changes(before: RunRecord, after: RunRecord) -> tuple[SettingChange, ...]:
-    """Every difference that somebody made, in the order of their kinds."""
+    """Return every difference that somebody made, in the order of their kinds."""
     made = list(settings_differ(before.settings, after.settings))
     if (order := _data_order(before, after)) is not None:
         made.append(order)
@@ -49,7 +50,7 @@ def setting_changes(before: RunRecord, after: RunRecord) -> tuple[SettingChange,
 
 
 def settings_differ(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[SettingChange, ...]:
-    """Of two sets of settings; a kind that only one of them knows is no difference: it was not written down."""
+    """Compare two sets of settings; a kind that only one of them has is no difference, because it was not recorded."""
     known = {name.partition(": ")[0] for name in before} & {name.partition(": ")[0] for name in after}
     found = []
     for full in [*before, *(name for name in after if name not in before)]:
@@ -63,7 +64,7 @@ def settings_differ(before: Mapping[str, str], after: Mapping[str, str]) -> tupl
 
 
 def unknown_kinds(before: RunRecord, after: RunRecord) -> list[str]:
-    """Kinds of settings that at least one of the two did not write down."""
+    """Return kinds of settings that at least one of the two did not record."""
     found = []
     for kind in ("config", "command", "environment", "version", "code"):
         knows = [any(name.startswith(f"{kind}: ") for name in one.settings) for one in (before, after)]
@@ -79,7 +80,7 @@ def _has_either(record: RunRecord) -> bool:
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
-    """`["train.py", "--lr", "0.1", "lr=3"]` -> `{"command: --lr": "0.1", ...}`; what follows no option is counted."""
+    """Parse `["train.py", "--lr", "0.1", "lr=3"]` into `{"command: --lr": "0.1", ...}`; arguments without an option are numbered."""
     made: dict[str, str] = {}
     name, num_plain = "", 0
     for word in command[1:]:
@@ -98,7 +99,7 @@ def options_of(command: Sequence[str]) -> dict[str, str]:
 
 
 def _data_order(before: RunRecord, after: RunRecord) -> SettingChange | None:
-    """Batches by their fingerprints at the same steps."""
+    """Compare the fingerprints of batches at the same steps."""
     common = [step for step in before.batches if before.batches[step] and after.batches.get(step)]
     same = sum(before.batches[step] == after.batches[step] for step in common)
     if not common or same >= 0.9 * len(common):

@@ -1,6 +1,6 @@
 """Incidents of earlier runs: what was wrong, what was tried against it, what came of it, and what people noted.
 
-    MemoryFile   SQLite, one file a project or one for all (HOLTER_MEMORY); a damaged file is put aside, a damaged row is left out
+    MemoryFile   SQLite, one file per project or one for all (HOLTER_MEMORY); a damaged file is put aside, a damaged row is left out
     recall       pure: what the memory knows of an incident that has just opened, and whether this is the third fix that failed
 
 An entry is an incident, a fix that was tried, or a note. Nothing leaves the machine.
@@ -22,9 +22,9 @@ from holter.offline.proof.changes import settings_differ
 
 NAME = "memory.sqlite"
 MAX_RECALLED = 4000
-"""Entries that are read; the newest."""
+"""Number of entries that are read, the newest."""
 MAX_STRIKES = 3
-"""From so many times on the assumption itself is in doubt; after so many fixes nothing is left of it."""
+"""Number of occurrences from which on the diagnosis itself is in doubt, and number of failed fixes that disprove it."""
 MAX_NAMED = 4
 FAILED = frozenset({"not_fixed", "worse"})
 Kind = Literal["incident", "fix", "note"]
@@ -39,7 +39,7 @@ class MemoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`RUN/INCIDENT`, or a name of its own."""
     kind: Kind = "incident"
     at: str
-    """RFC 3339."""
+    """When it happened, RFC 3339."""
     project: str = ""
     run: str = ""
     incident: str = ""
@@ -50,22 +50,22 @@ class MemoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     symptom: str = ""
     step: int = -1
     fix: str = ""
-    """Of an incident: what the diagnosis said to do. Of a fix: what was done."""
+    """For an incident, what the diagnosis said to do; for a fix, what was done."""
     verdict: str = ""
-    """What `holter verify` said of a fix: fixed, not_fixed, worse, undecided."""
+    """What `holter verify` said of a fix: fixed, not_fixed, worse or undecided."""
     note: str = ""
     settings: dict[str, str] = {}
     """How the run was started: `command: --lr` -> `0.1`."""
 
 
 class FixAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was changed against a fault, which came back all the same."""
+    """Something that was changed against a fault which came back nevertheless."""
 
     what: str
     names: tuple[str, ...]
-    """The settings that it touched, or the words in which it was told."""
+    """The settings that it touched, or the words in which it was described."""
     came_back: str
-    """When, and in which run."""
+    """When it came back, and in which run."""
 
 
 class Recollection(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,25 +74,25 @@ class Recollection(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[str, ...] = ()
     solved_by: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
-    """Without success."""
+    """Fixes that were tried without success."""
     notes: tuple[str, ...] = ()
     attempts: tuple[FixAttempt, ...] = ()
-    """In order; each was followed by the same fault."""
+    """Attempts in order; each was followed by the same fault."""
 
     @property
     def strikes(self) -> int:
-        """How often the fault came, counting only what was changed in between."""
+        """How often the fault occurred, counting only occurrences with a change in between."""
         return 1 + len(self.attempts)
 
     def sentences(self) -> tuple[str, ...]:
-        """For the report: seen before on …, solved by …; tried without success: …."""
+        """Return the sentences for the report: seen before on …, solved by …; tried without success: …."""
         made = [f"Seen before on {'; '.join(self.seen[-MAX_NAMED:])}."] if self.seen else []
         made += [f"Solved then by: {one}." for one in self.solved_by[-MAX_NAMED:]]
         made += [f"Tried without success: {one}." for one in self.tried[-MAX_NAMED:]]
         return (*made, *(f"Noted: {one}" for one in self.notes[-MAX_NAMED:]))
 
     def lessons(self, cause: str) -> str:
-        """What the attempts taught, and which assumption they share."""
+        """Return what the attempts taught, and which assumption they share."""
         taught = "; ".join(
             f"{number}. {one.what}: {one.came_back}" for number, one in enumerate(self.attempts, start=1)
         )
@@ -102,7 +102,7 @@ class Recollection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_assumption(attempts: Sequence[FixAttempt], cause: str) -> str:
-    """What all attempts have in common, and so what none of them has put in question."""
+    """Return what all attempts have in common, and so what none of them has questioned."""
     common = set.intersection(*(set(one.names) for one in attempts)) if attempts else set()
     if common:
         return f"All of them changed {', '.join(sorted(common))}: they assume that the fault lies there."
@@ -110,7 +110,7 @@ def shared_assumption(attempts: Sequence[FixAttempt], cause: str) -> str:
 
 
 def recall(entries: Iterable[MemoryEntry], now: MemoryEntry) -> Recollection:
-    """What is known of the same cause, in the same place of the same project, from other runs than `now`'s."""
+    """Return what is known of the same cause, in the same place of the same project, from other runs than `now`'s."""
     known = sorted((one for one in entries if is_same_fault(one, now) and one.key != now.key), key=lambda one: one.at)
     others = [one for one in known if one.kind == "incident" and one.run != now.run]
     fixes = [one for one in known if one.kind == "fix"]
@@ -124,7 +124,7 @@ def recall(entries: Iterable[MemoryEntry], now: MemoryEntry) -> Recollection:
 
 
 def is_same_fault(one: MemoryEntry, other: MemoryEntry) -> bool:
-    """Keyed by cause, place and project; a place that nobody knows fits all."""
+    """Whether cause, place and project are the same; an unknown place fits all."""
     return (
         one.cause == other.cause
         and one.project == other.project
@@ -137,7 +137,10 @@ def _first_of_each_run(incidents: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 
 
 def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iterator[FixAttempt]:
-    """Between two runs with the fault: every fix that `verify` saw fail, else what was told, else what differs. The same thing started again is no attempt."""
+    """Yield the attempts between runs with the fault: fixes that `verify` saw fail, or what people noted, or what differs.
+
+    Starting the same thing again is no attempt.
+    """
     known = {one.run for one in runs}
     for before, after in itertools.pairwise(runs):
         told = [one for one in fixes if one.fix and (one.run == before.run or (one.run not in known and before.at <= one.at <= after.at))]  # fmt: skip
@@ -155,7 +158,7 @@ def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iter
 
 
 def words(text: str) -> list[str]:
-    """For searching and comparing."""
+    """Return the words of a text, for searching and comparing."""
     return [word for word in _WORDS.findall(text.lower()) if word not in _COMMON]
 
 
@@ -165,7 +168,7 @@ def _seen(one: MemoryEntry) -> str:
 
 
 def search(entries: Iterable[MemoryEntry], text: str) -> list[MemoryEntry]:
-    """Those in which most of the words occur, the best first; every entry for an empty text."""
+    """Return the entries in which most of the words occur, the best first; every entry for an empty text."""
     wanted = words(text)
     scored = [(sum(word in _text(one) for word in wanted), one.at, one) for one in entries]
     least = (len(wanted) + 1) // 2
@@ -177,7 +180,7 @@ def _text(one: MemoryEntry) -> str:
 
 
 class MemoryFile:
-    """The file; every call opens it anew, so that several processes may write."""
+    """The memory's file; every call opens it anew, so that several processes may write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -185,7 +188,7 @@ class MemoryFile:
         """What was wrong with the file."""
 
     def entries(self) -> list[MemoryEntry]:
-        """Oldest first; rows that cannot be read are left out and counted in a remark. Raises nothing but UsageError."""
+        """Return the entries, oldest first; unreadable rows are left out and counted in a remark. Raises nothing but UsageError."""
         if not self.path.exists():
             return []
         try:
@@ -205,7 +208,7 @@ class MemoryFile:
         return sorted((one for one in decoded if one is not None), key=lambda one: one.at)
 
     def put(self, entries: Iterable[MemoryEntry]) -> None:
-        """Add these, or replace what has the same key. Raises UsageError."""
+        """Add these, or replace those with the same key; raise UsageError if that fails."""
         rows = [(one.key, msgspec.json.encode(one)) for one in entries]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +237,7 @@ class MemoryFile:
             yield connection
 
     def _put_aside(self) -> None:
-        """A file that is no database is kept under another name: somebody may still read it."""
+        """Keep a file that is no database under another name, because somebody may still read it."""
         for number in range(1, 1000):
             aside = self.path.with_name(f"{self.path.name}.damaged-{number}")
             if not aside.exists():
@@ -256,7 +259,7 @@ _FIELDS = tuple(name for name in MemoryEntry.__struct_fields__ if name != "setti
 
 
 def to_markdown(entries: Iterable[MemoryEntry]) -> str:
-    """For people, and for `holter memory import`: every entry with every field that is set."""
+    """Write every entry with every field that is set, for people and for `holter memory import`."""
     parts = [TITLE, ""]
     for one in entries:
         parts += [f"## {one.at[:10]} {one.cause or one.kind}", ""]
@@ -269,7 +272,7 @@ def to_markdown(entries: Iterable[MemoryEntry]) -> str:
 
 
 def from_markdown(text: str) -> list[MemoryEntry]:
-    """What `to_markdown` wrote, edited by people or not. Raises UsageError, which names the line."""
+    """Read what `to_markdown` wrote, perhaps edited by people; raise UsageError, which names the line."""
     made: list[MemoryEntry] = []
     values: dict[str, str] = {}
     settings: dict[str, str] = {}

@@ -1,6 +1,7 @@
-"""What one run shows, whoever watched it: the record that `verify` compares and that a memory keeps.
+"""The record of what one run shows, whoever watched it; `verify` compares records, and a memory keeps them.
 
-A run directory and a log make the same record; `watched_by` says which, because a log cannot show everything that holter sees.
+A run directory and a log make the same record; `watched_by` says which it was, because a log cannot show everything that
+holter sees.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from holter.offline.judging import curves_of
 from holter.records import Cause, Diagnosis, Severity
 
 Points = tuple[tuple[int, float], ...]
-"""(step, value), ascending."""
+"""(step, value), ascending by step."""
 LOSS, NORM, EVALUATION, MEMORY = "loss", "gradient_norm", "evaluation", "memory"
 SERIES_OF: dict[str, str] = {
     "overfitting": EVALUATION,
@@ -26,9 +27,9 @@ SERIES_OF: dict[str, str] = {
     "device_memory_leak": MEMORY,
     "host_memory_leak": MEMORY,
 }
-"""The curve in which a cause shows; the loss, where it is not named here."""
+"""The curve in which a cause shows; the loss if it is not named here."""
 IN_LOGS = frozenset(cause for cause, _ in causes.ROWS)
-"""What a log alone can show."""
+"""Causes that a log alone can show."""
 
 
 class PastFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class PastFault(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     symptom: str
     first_step: int
-    """-1: not known."""
+    """-1 if unknown."""
     detected_step: int
     ranks: tuple[int, ...] = ()
     place: str = ""
@@ -49,7 +50,7 @@ class PastFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """The record of one run."""
 
     name: str
     watched_by: Literal["holter", "log"]
@@ -58,7 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     unit: Literal["step", "epoch", "log"] = "step"
     """What its steps are; see `LoggedRun.counted_by`."""
     series: Mapping[str, Points] = {}
-    """`loss`, `gradient_norm`, `evaluation`, `memory`"""
+    """Points by `loss`, `gradient_norm`, `evaluation` and `memory`."""
     faults: tuple[PastFault, ...] = ()
     """The gravest first."""
     settings: Mapping[str, str] = {}
@@ -70,12 +71,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> int:
-        """How many it ran."""
+        """Number of steps that it ran."""
         return max(0, self.last_step - self.first_step + 1)
 
 
 def fault_of(diagnosis: Diagnosis, base_step: int = 0) -> PastFault:
-    """A diagnosis as a record keeps it; `base_step` are the steps that were completed before holter counted."""
+    """Make the record of a diagnosis; `base_step` is the number of steps completed before holter counted."""
     cause = named_cause(diagnosis)
     known = diagnosis.first_step >= 0
     return PastFault(
@@ -92,13 +93,13 @@ def fault_of(diagnosis: Diagnosis, base_step: int = 0) -> PastFault:
 
 
 def named_cause(diagnosis: Diagnosis) -> Cause:
-    """What the evidence led to: at three strikes it stands last, behind its alternatives."""
+    """Return the cause that the evidence led to; at three strikes it stands last, behind its alternatives."""
     is_in_doubt = any(evidence.kind == "strikes" for evidence in diagnosis.causes[0].evidence)
     return diagnosis.causes[-1] if is_in_doubt else diagnosis.causes[0]
 
 
 def place_of(cause: Cause) -> str:
-    """Where, so that it is recognised in another run: `layers.*.mlp`, `all_reduce of default_pg`, `train.py:40`."""
+    """Return where it was, recognisable in another run: `layers.*.mlp`, `all_reduce of default_pg`, `train.py:40`."""
     for names in (cause.modules, cause.tensors):
         if names:
             return ".".join("*" if part.isdigit() else part for part in names[0].split("."))
@@ -112,7 +113,7 @@ def place_of(cause: Cause) -> str:
 
 
 def record_of_found(found: Found, diagnoses: Iterable[Diagnosis], name: str) -> RunRecord:
-    """A log, a table, or a folder with configs and code beside them; of several runs in it the longest."""
+    """Make the record of a log, a table, or a folder with configs and code beside them; of several runs, the longest."""
     run = max(found.runs, key=lambda one: one.num_points, default=None)
     series = _series(run) if run else {}
     steps = [step for points in series.values() for step, _ in points]
@@ -153,5 +154,5 @@ def _kind(config: Config) -> str:
 
 
 def digest(content: bytes) -> str:
-    """A short name of a file's content."""
+    """Return a short name for a file's content."""
     return hashlib.sha256(content).hexdigest()[:12]

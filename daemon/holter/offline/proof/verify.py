@@ -1,4 +1,4 @@
-"""Did the fix work: two runs compared, the same steps with their noise.
+"""Did the fix work: compares two runs over the same steps, taking their noise into account.
 
     fixed       the fault of BEFORE did not come back, for long enough: 100 steps beyond where it appeared, or ten times as long as it took to appear
     not_fixed   it came back, perhaps later, elsewhere or under another name; or its curve is what it was
@@ -21,27 +21,27 @@ from holter.offline.proof.changes import SettingChange, setting_changes, unknown
 from holter.offline.proof.record import EVALUATION, IN_LOGS, LOSS, NORM, SERIES_OF, PastFault, Points, RunRecord
 
 QUIET_STEPS = 100
-"""So many steps without it, beyond where it appeared, are enough; or ten times as long as it took to appear."""
+"""Number of steps without it, beyond where it appeared, that are enough; or ten times as long as it took to appear."""
 TIMES_AS_LONG = 10
 MIN_QUIET_STEPS = 10
-"""A fault that was there at once may still miss a step or two."""
+"""Least number of steps: a fault that was there at once may still be absent for a step or two."""
 MIN_QUIET_LOGS = 3
-"""Values that must be there beyond the fault's first step: one is chance."""
+"""Number of values that must exist beyond the fault's first step: a single one is chance."""
 MAX_BLOCKS = 24
-"""Stretches in which two curves are compared."""
+"""Number of stretches in which two curves are compared."""
 BEYOND_NOISE = 3.0
-"""Standard errors that two medians must lie apart."""
+"""Standard errors by which two medians must lie apart."""
 MIN_RELATIVE_NOISE = 0.02
-"""Two runs of one script with other seeds lie so far apart."""
+"""Relative distance that two runs of one script with different seeds have anyway."""
 HIGH_PARTS = 8
-"""Stretches of a loss whose levels are compared."""
+"""Number of stretches of a loss whose levels are compared."""
 MOST, FEW = 0.8, 0.2
-"""Shares of the stretches: in most of them one curve is lower; in few of them they differ."""
+"""Shares of the stretches: a curve is lower if it is so in most of them; two are the same if they differ in few."""
 GAUSSIAN = 1.4826
 MIN_MEASURED = 8
-"""Values of a curve that is judged by itself."""
+"""Number of values of a curve that is judged by itself."""
 FAR_ABOVE = {LOSS: 2.0, EVALUATION: 1.15}
-"""Times the beginning of a loss, or the best of an evaluation, that its end lies above where nobody named a fault and yet there is one."""
+"""Times its beginning (loss) or its best (evaluation) above which a curve's end means a fault, even if none was named."""
 
 VerdictWord = Literal["fixed", "not_fixed", "worse", "undecided"]
 EXIT_CODES: dict[VerdictWord, int] = {"fixed": 0, "not_fixed": 1, "worse": 1, "undecided": 3}
@@ -61,7 +61,7 @@ _APART = (
 SAME_SYMPTOM = {
     cause: kind for kind, group in (("blow up", _BLOW_UP), ("stand still", _STILL), ("part", _APART)) for cause in group
 }
-"""Causes that show alike: one of them after a fix of another is the old fault under a new name."""
+"""Cause -> symptom: one of the same symptom, after a fix of another, is the old fault under a new name."""
 
 
 class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +71,17 @@ class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     last_step: int
     before: float
-    """Median."""
+    """Median of BEFORE."""
     after: float
     noise: float
     """Standard deviation around the curve, the larger of the two runs'."""
     is_noise_relative: bool
-    """The noise is a share of the value."""
+    """Whether the noise is a share of the value."""
     result: Literal["lower", "higher", "same", "mixed"]
-    """AFTER against BEFORE, beyond the noise."""
+    """AFTER compared with BEFORE, beyond the noise."""
 
     def text(self) -> str:
-        """For a person."""
+        """Describe the comparison for people."""
         said = {
             "lower": "lower",
             "higher": "higher",
@@ -101,25 +101,25 @@ class FixVerdict(msgspec.Struct, frozen=True, kw_only=True):
     before: str
     after: str
     fault: PastFault | None
-    """What was to be fixed."""
+    """The fault that was to be fixed."""
     came_back: PastFault | None = None
     new_faults: tuple[PastFault, ...] = ()
-    """Those of AFTER that BEFORE did not have."""
+    """Faults of AFTER that BEFORE did not have."""
     gone_faults: tuple[PastFault, ...] = ()
-    """Others of BEFORE that AFTER does not have."""
+    """Other faults of BEFORE that AFTER does not have."""
     num_quiet_steps: int = 0
-    """Steps of AFTER beyond where the fault appeared, without it."""
+    """Number of steps of AFTER beyond where the fault appeared, without it."""
     num_more_steps: int = 0
-    """How many more would decide."""
+    """Number of further steps that would decide."""
     comparisons: tuple[CurveComparison, ...] = ()
     changes: tuple[SettingChange, ...] = ()
     unknown: tuple[str, ...] = ()
-    """Kinds of changes that nobody can see here, because they were not written down."""
+    """Kinds of changes that cannot be seen here, because they were not recorded."""
     remarks: tuple[str, ...] = ()
 
 
 def verify(before: RunRecord, after: RunRecord, fault: PastFault | None = None) -> FixVerdict:
-    """Judge whether `fault`, without it the gravest of BEFORE, is fixed in AFTER."""
+    """Judge whether `fault`, by default the gravest of BEFORE, is fixed in AFTER."""
     before, after = _with_measured(before), _with_measured(after)
     fault = fault or next(iter(before.faults), None)
     compared = tuple(_comparisons(before, after, fault))
@@ -179,7 +179,7 @@ def _without_fault(base: FixVerdict, before: RunRecord, compared: Sequence[Curve
 
 
 def _came_back(fault: PastFault, after: RunRecord) -> PastFault | None:
-    """The same cause, else one that shows alike."""
+    """Return the fault with the same cause in AFTER, or one with the same symptom; None if there is none."""
     exact = [one for one in after.faults if one.cause == fault.cause]
     alike = [one for one in after.faults if _kind(one.cause) == _kind(fault.cause)]
     found = next(iter([*exact, *alike]), None)
@@ -224,7 +224,7 @@ def _returned(  # noqa: PLR0913, PLR0917 - two runs, two faults
 def _quiet(
     base: FixVerdict, before: RunRecord, after: RunRecord, fault: PastFault, own: CurveComparison | None
 ) -> FixVerdict:
-    """It did not come back: say whether that was long enough, and whether it would have been seen."""
+    """Judge a run in which it did not come back: whether that was long enough, and whether it would have been seen."""
     since = max(fault.first_step, after.first_step)
     quiet = max(0, after.last_step - since + (fault.first_step < after.first_step))
     base = msgspec.structs.replace(base, num_quiet_steps=quiet)
@@ -260,7 +260,7 @@ def _quiet(
 
 
 def _ends_high(after: RunRecord) -> str | None:
-    """Whether its loss ends far above where it had been: what blew up is a plateau now, and no less lost."""
+    """Return a sentence if its loss ends far above its best: what blew up is now a plateau, and no less lost. Otherwise None."""
     known = [value for _, value in after.series.get(LOSS, ()) if math.isfinite(value)]
     part = len(known) // HIGH_PARTS
     if part < MIN_QUIET_LOGS:
@@ -274,7 +274,7 @@ def _ends_high(after: RunRecord) -> str | None:
 
 
 def _needed(fault: PastFault, before: RunRecord, after: RunRecord) -> tuple[int, str]:
-    """How many quiet steps are enough, and by which rule."""
+    """Return how many quiet steps are enough, and by which rule."""
     if after.unit == "epoch":
         lag = max(0, fault.detected_step - fault.first_step)
         return max(MIN_QUIET_LOGS, min(lag + 1, 10)), "as many epochs as it took to be seen, three at least"
@@ -287,7 +287,7 @@ def _needed(fault: PastFault, before: RunRecord, after: RunRecord) -> tuple[int,
 
 
 def _cannot_show(fault: PastFault, before: RunRecord, after: RunRecord) -> str | None:
-    """Why silence in AFTER would say nothing."""
+    """Return why silence in AFTER would prove nothing; None if it would prove something."""
     if after.unit != before.unit:
         return f"{before.name} counts {before.unit}s and {after.name} {after.unit}s: they cannot be laid side by side"
     if after.watched_by == "log" and before.watched_by == "holter" and fault.cause not in IN_LOGS:
@@ -302,7 +302,7 @@ def _cannot_show(fault: PastFault, before: RunRecord, after: RunRecord) -> str |
 
 
 def _comparisons(before: RunRecord, after: RunRecord, fault: PastFault | None) -> Iterator[CurveComparison]:
-    """From where the fault began, where both runs reach so far; else over all steps that both have."""
+    """Compare the curves from where the fault began, if both runs reach that far; otherwise over all steps that both have."""
     if before.unit != after.unit:
         return
     since = fault.first_step if fault is not None and fault.first_step >= 0 else -1
@@ -314,7 +314,7 @@ def _comparisons(before: RunRecord, after: RunRecord, fault: PastFault | None) -
 
 
 def compare(name: str, before: Points, after: Points, since: int) -> CurveComparison | None:
-    """Two curves over the steps that both have, from `since` on; None: fewer than three values of either."""
+    """Compare two curves over the steps that both have, from `since` on; None if either has fewer than three values there."""
     if not before or not after:
         return None
     first = max(before[0][0], after[0][0], since)
@@ -322,7 +322,7 @@ def compare(name: str, before: Points, after: Points, since: int) -> CurveCompar
     old, new = _between(before, first, last), _between(after, first, last)
     if min(len(old), len(new)) < MIN_QUIET_LOGS:
         return None
-    # A loss may span decades: what counts is how many times higher it is.
+    # A loss may span decades, so what counts is how many times higher it is.
     is_log = all(value > 0 for _, value in (*old, *new))
     noise = max(_noise(_on_scale(points, is_log=is_log)) for points in (before, after))
     differ = [
@@ -350,7 +350,7 @@ def compare(name: str, before: Points, after: Points, since: int) -> CurveCompar
 
 
 def _stretches(old: Points, new: Points) -> Iterator[tuple[list[float], list[float]]]:
-    """The values of both in each stretch that both have values in."""
+    """Yield the values of both, for each stretch in which both have values."""
     num = max(1, min(MAX_BLOCKS, len(old), len(new)))
     first, last = min(old[0][0], new[0][0]), max(old[-1][0], new[-1][0])
     width = (last - first + 1) / num
@@ -363,7 +363,7 @@ def _stretches(old: Points, new: Points) -> Iterator[tuple[list[float], list[flo
 
 
 def _sign(old: Sequence[float], new: Sequence[float], noise: float, *, is_log: bool) -> int:
-    """-1: AFTER is lower; 1: higher; 0: no more than noise."""
+    """Return -1 if AFTER is lower, 1 if it is higher, 0 if there is no more than noise between them."""
     a, b = _level(old), _level(new)
     if not (math.isfinite(a) and math.isfinite(b)):
         return 0 if math.isfinite(a) == math.isfinite(b) else 1 if math.isfinite(a) else -1
@@ -373,7 +373,7 @@ def _sign(old: Sequence[float], new: Sequence[float], noise: float, *, is_log: b
 
 
 def _level(values: Sequence[float]) -> float:
-    """Median; not finite where a value is not."""
+    """Return the median; infinite if a value is not finite."""
     return median(values) if all(map(math.isfinite, values)) else math.inf
 
 
@@ -382,7 +382,7 @@ def _middle(points: Points) -> float:
 
 
 def _noise(points: Points) -> float:
-    """By second differences, which a trend does not enter."""
+    """Return the noise by second differences, which a trend does not affect."""
     values = [value for _, value in points if math.isfinite(value)]
     if len(values) < MIN_QUIET_LOGS:
         return 0.0
@@ -391,7 +391,7 @@ def _noise(points: Points) -> float:
 
 
 def _on_scale(points: Points, *, is_log: bool) -> Points:
-    """As they are, or their logarithms."""
+    """Return the points as they are, or with logarithms."""
     if not is_log:
         return points
     return tuple((step, math.log(value) if 0 < value < math.inf else math.inf) for step, value in points)
@@ -402,7 +402,7 @@ def _between(points: Points, first: int, last: int) -> Points:
 
 
 def _own_curve(fault: PastFault, compared: Sequence[CurveComparison]) -> CurveComparison | None:
-    """The curve in which the fault shows, where it was compared from the fault's first step on."""
+    """Return the curve in which the fault shows, if it was compared from the fault's first step on."""
     name = SERIES_OF.get(fault.cause, LOSS)
     return next((one for one in compared if one.series == name and one.first_step >= fault.first_step), None)
 
@@ -412,12 +412,12 @@ def _shows_in_curve(fault: PastFault) -> bool:
 
 
 def _is_high_bad(fault: PastFault) -> bool:
-    """Whether a higher curve is a worse one: not where gradients or updates are missing."""
+    """Whether a higher curve is a worse one, which it is not if gradients or updates are missing."""
     return _shows_in_curve(fault) and _kind(fault.cause) != "stand still"
 
 
 def _with_measured(record: RunRecord) -> RunRecord:
-    """With what its curves show by themselves, where nobody named a fault: both runs are measured by one rule."""
+    """Add faults that the curves show by themselves if none was named, so that both runs are measured by one rule."""
     if record.faults:
         return record
     made = [_measured(record, name, cause) for name, cause in ((LOSS, "loss_divergence"), (EVALUATION, "overfitting"))]
@@ -425,7 +425,7 @@ def _with_measured(record: RunRecord) -> RunRecord:
 
 
 def _measured(record: RunRecord, name: str, cause: str) -> PastFault | None:
-    """A curve whose last quarter is far above its best stretch, and above where it began if it is the loss."""
+    """Return a fault if a curve's last quarter is far above its best stretch, and for the loss also above its beginning."""
     points = tuple(point for point in record.series.get(name, ()) if math.isfinite(point[1]))
     if len(points) < MIN_MEASURED or min(value for _, value in points) <= 0:
         return None
@@ -448,7 +448,7 @@ def _measured(record: RunRecord, name: str, cause: str) -> PastFault | None:
 
 
 def _kind(cause: str) -> str:
-    """Causes of one kind show alike; a hang and a death are kinds of their own."""
+    """Return the kind of a cause: causes of one kind look alike; a hang and a death are kinds of their own."""
     entry = CAUSES.get(cause)
     if entry is not None and entry.is_hang:
         return "hang"
@@ -466,7 +466,7 @@ def _is_as_grave(fault: PastFault, old: PastFault) -> bool:
 
 
 def _is_within(fault: PastFault, before: RunRecord) -> bool:
-    """At a step that BEFORE had reached: what comes later may have waited there all the time."""
+    """Whether it is at a step that BEFORE reached: a later fault may have been waiting there all the time."""
     return fault.first_step <= before.last_step
 
 
