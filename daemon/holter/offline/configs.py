@@ -1,4 +1,4 @@
-"""Reads settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. Needs no YAML library: `key: value` and indentation."""
+"""Reads settings beside a run: YAML, JSON, environment listings, versions; flat, with their lines. No YAML library is needed for `key: value`."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What was read, judged: series become the window that the live detectors take, what only artifacts show is judged beside it, and one diagnosis is made of what has one cause."""
+"""Judges what was read: series become the window that live detectors take, artifacts are judged besides, findings of one cause make one diagnosis."""
 
 import dataclasses
 import math
@@ -38,14 +38,14 @@ from holter.records import (
 )
 
 MAX_STEPS = 4000
-"""Steps of a window; of more, an even choice."""
+"""Number of steps in a window; of more, an even choice is taken."""
 SHARE_WITH_SYMPTOM = 0.6
-"""Share of the embeddings that is too much where the model writes one word over and over."""
+"""Share of the embeddings that is too much if the model writes one word over and over."""
 FEW_ROLLOUTS = 3
 NOTHING = Directive(directive="observe", reason="judged from what a run left behind: holter was not there to act")
 LIVE = frozenset({"curves", "logged"})
 USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
-"""Live detectors that are judged on windows made of artifacts; the others ask for what no log holds."""
+"""Live detectors that are judged on windows made of artifacts; the others need what no log holds."""
 BY_CURVE = frozenset({"loss_trend", "nonfinite_loss"})
 """What the curve alone decides: a logged loss that rises may be a curriculum, a resumed run or another one."""
 HINTS = {
@@ -69,13 +69,13 @@ class _Judged:
     causes: tuple[Cause, ...]
     file: str
     drawn: tuple[Evidence, ...] = ()
-    """Plots beside those of the window."""
+    """Plots besides those of the window."""
     computed: tuple[Evidence, ...] = ()
-    """What the settings have to do with it."""
+    """What the settings have to do with the finding."""
 
 
 def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detector] = ALL) -> list[Diagnosis]:
-    """Diagnoses of everything but dumps, the gravest first."""
+    """Return the diagnoses of everything but dumps, the gravest first."""
     judged = [one for run in found.runs for one in _of_run(run, found, tuple(detectors))]
     judged += list(_of_errors(found))
     judged += list(_of_model(found, tuple(detectors)))
@@ -101,12 +101,12 @@ def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detecto
 
 
 def _plots(lead: _Judged) -> Iterator[Evidence]:
-    """Those of the live detectors; no log holds the norms of weights."""
+    """Return the live detectors' plots, without the norms of weights, which no log has."""
     return (one for one in plots(lead.window, lead.finding) if one.values["title"] != "weight norm by module")
 
 
 def _heat(lead: _Judged) -> Iterator[Evidence]:
-    """Gradients by layer, where the log has them."""
+    """Yield the gradients by layer, if the log has them."""
     rows: dict[str, list[tuple[int, float | None]]] = {}
     for note, vitals in lead.window.notes_of(Vitals):
         for one in vitals.modules:
@@ -118,7 +118,7 @@ def _heat(lead: _Judged) -> Iterator[Evidence]:
 
 
 def curves_of(run: LoggedRun) -> Curves:
-    """The series of a run that are judged together."""
+    """Return the series of a run that are judged together."""
     names = run.names()
     of: dict[str, list[str]] = {}
     for name in names:
@@ -142,7 +142,7 @@ def curves_of(run: LoggedRun) -> Curves:
 
 
 def _lost_terms(run: LoggedRun, loss: Points) -> Points:
-    """Where the log ends before it says the loss again, but after a term of it that is no number: neither is their sum."""
+    """Return the steps at which a term of the loss is not finite after the last logged loss: their sum would not be finite either."""
     last = loss[-1][0] if loss else -1
     terms = (run.points(name) for name in run.names() if loss and naming.term_of_loss(name))
     lost = {step for points in terms for step, value in points if step > last and not math.isfinite(value)}
@@ -150,25 +150,25 @@ def _lost_terms(run: LoggedRun, loss: Points) -> Points:
 
 
 def _stages(run: LoggedRun) -> tuple[int, ...]:
-    """Since when each stage goes on that the log counts."""
+    """Return the steps at which each new stage began that the log counts."""
     known = (run.points(name) for name in run.names() if naming.is_stage(name))
     return tuple(sorted({step for points in known for (_, a), (step, b) in pairwise(points) if a != b}))
 
 
 def _is_lost(points: Points) -> bool:
-    """Whether its last two values, or more, are no numbers."""
+    """Whether at least its last two values are not finite."""
     return len(points) > 1 and not any(math.isfinite(value) for _, value in points[-2:])
 
 
 def _sum_of_terms(run: LoggedRun, term_of: Callable[[str], str]) -> Points:
-    """The loss of a log that has only its terms (`box_loss`, `cls_loss`)."""
+    """Return the sum of the terms, which is the loss of a log that has only its terms (`box_loss`, `cls_loss`)."""
     terms = [dict(run.points(name)) for name in run.names() if term_of(name)]
     shared = set.intersection(*map(set, terms)) if terms else set()
     return [(step, sum(term[step] for term in terms)) for step in sorted(shared)]
 
 
 def window_of(run: LoggedRun, found: Found) -> Window:
-    """What the live detectors take."""
+    """Return the window that the live detectors take."""
     made = curves_of(run)
     columns: dict[str, Points] = {
         "gradient_norm": made.norm,
@@ -253,7 +253,7 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
 
 
 def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
-    """Of a log of few steps: what all of them say. One or two are no reason to be woken."""
+    """Judge rollouts of a log with few steps by what all of them show; one or two steps give only information."""
     num = len(window.series)
     if not isinstance(detector, RewardSpread | LearningSignal) or not 0 < num < detector.min_logs:
         return []
@@ -262,7 +262,7 @@ def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
 
 
 def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
-    """With the rates that the settings give, where the log has none; of several runs nobody knows whose they are."""
+    """Add the rates that follow from the settings if the log has none; with several runs it is unknown whose settings they are."""
     num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
     if made.rate or num_runs > 1:
         return made
@@ -271,7 +271,7 @@ def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
 
 
 def _safely(detector: Detector, window: Window) -> list[Finding]:
-    """A detector that cannot take what a log holds finds nothing in it."""
+    """Return a detector's findings; none if it fails on what a log holds."""
     try:
         return [finding for finding in detector.judge(window) if not finding.needs]
     except (ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError):
@@ -288,7 +288,7 @@ def _judged(finding: Finding, window: Window, run: LoggedRun) -> _Judged:
 
 
 def _concerned(run: LoggedRun, finding: Finding) -> tuple[int, ...]:
-    """The ranks of a log that has several: those whose own loss is not a number, or far above the others', where it is only some."""
+    """Return the ranks concerned, of a log with several: those whose own loss is not finite, or far above the others', or all ranks."""
     if len(run.by_rank) <= 1:
         return ()
     ranks = tuple(sorted(run.by_rank))
@@ -307,7 +307,7 @@ def _concerned(run: LoggedRun, finding: Finding) -> tuple[int, ...]:
 
 
 def _placed(evidence: Evidence, finding: Finding, run: LoggedRun) -> Evidence:
-    """With file, line and step."""
+    """Add file, line and step to a piece of evidence."""
     step = evidence.values.get("step", finding.first_step)
     step = step if isinstance(step, int) else finding.first_step
     names = sorted(run.names(), key=lambda name: naming.role(name) != "loss")
@@ -324,7 +324,7 @@ def _where(file: str, line: int) -> str:
 
 
 def _by_layer(window: Window) -> Iterator[Finding]:
-    """Layers of a short log whose gradients are next to nothing, or beyond all bounds, beside the others' at the last checks."""
+    """Find layers in a short log whose gradients at the last checks are next to nothing or exploding, compared with the others'."""
     checks = [
         (note.step, {one.module: one.gradient_norm for one in vitals.modules})
         for note, vitals in window.notes_of(Vitals)
@@ -355,21 +355,21 @@ def _by_layer(window: Window) -> Iterator[Finding]:
 
 
 def _is_huge(value: float, middle: float, usual: float) -> bool:
-    """Beyond all bounds beside the others, or beside its own beginning."""
+    """Whether a gradient is far beyond the others', or beyond its own beginning."""
     if not math.isfinite(value):
         return True
     return value > 1e3 and (value > 1e4 * middle or value > 1e3 * usual > 0)  # noqa: PLR2004 - as the sentence says
 
 
 def _usual(checks: Sequence[tuple[int, dict[str, float]]], name: str) -> float:
-    """A layer's gradient in the first quarter of the checks."""
+    """Return a layer's gradient in the first quarter of the checks."""
     known = [norms[name] for _, norms in checks if name in norms]
     early = sorted(value for value in known[: max(1, len(known) // 4)] if math.isfinite(value))
     return early[len(early) // 2] if early else 0.0
 
 
 def _began(checks: Sequence[tuple[int, dict[str, float]]], name: str, fact: str) -> int:
-    """Since when a layer's gradient is as it is at the end: next to nothing, or far above its own beginning."""
+    """Return since when a layer's gradient has been as at the end: next to nothing, or far above its own beginning."""
     known = [(step, norms[name]) for step, norms in checks if name in norms]
     usual, first = _usual(checks, name), known[-1][0]
     for step, value in reversed(known):
@@ -427,14 +427,14 @@ def _of_model(found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
         )  # fmt: skip
         window = Window(now_ns=0, world_size=1, attached=frozenset({0}), models=ModelView(census={0: census}))
         for finding in _safely(detector, window) if detector else ():
-            # Of a small network one layer holds nearly all: that is nobody's fault.
+            # In a small network one layer holds nearly all parameters, which is no fault.
             if finding.facts.get("is_most_in_embeddings"):
                 yield _lopsided(finding, table)
                 return
 
 
 def _with_output_embeddings(table: Shapes) -> Shapes:
-    """A last layer as large as the vocabulary is an embedding too."""
+    """Mark a last layer as large as the vocabulary as an embedding too."""
     vocabularies = {shape[0] for _, shape, kind in table.entries if "Embedding" in kind and len(shape) == 2}  # noqa: PLR2004 - a table
     return dataclasses.replace(
         table,
@@ -446,7 +446,7 @@ def _with_output_embeddings(table: Shapes) -> Shapes:
 
 
 def _writes_one_word(found: Found) -> bool:
-    """What is complained about, or seen: outputs that repeat."""
+    """Whether outputs repeat, by a complaint or by samples."""
     said = " ".join(found.symptoms).lower()
     is_said = any(word in said for word in ("same token", "one token", "repeat", "same word", "same output"))
     return is_said or any(True for _ in _of_samples(found))
@@ -471,7 +471,7 @@ def _lopsided(finding: Finding, table: Shapes) -> _Judged:
 
 
 def _of_samples(found: Found) -> Iterator[_Judged]:
-    """What the model wrote, if most of it is one word over and over."""
+    """Find samples most of which are one word over and over."""
     known = [sample for sample in found.samples if len(sample.text.split()) >= 4]  # noqa: PLR2004 - shorter answers repeat nothing
     repeated = [sample for sample in known if repetition(sample.text) > 0.6]  # noqa: PLR2004 - most of its words
     if len(repeated) < 3 or len(repeated) < 0.6 * len(known):  # noqa: PLR2004 - not by chance
@@ -486,7 +486,7 @@ def _of_samples(found: Found) -> Iterator[_Judged]:
 
 
 def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]]]:
-    """What has one cause: the first of it, and what follows."""
+    """Yield findings that have one cause: the first of them, and those that follow."""
     left = [one for one in judged if one.causes]
     has_jump = any(one.finding.facts.get("has_jump") for one in left)
     order = sorted(
@@ -506,9 +506,9 @@ def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]
 
 
 def _stage(finding: Finding, *, has_jump: bool) -> int:
-    """What explains others comes first."""
+    """Return the rank of a finding in explaining others; the lowest comes first."""
     if finding.detector == "by_layer" and (finding.facts.get("is_vanishing") or not has_jump):
-        # A loss that does not move, or rises, follows from it; but a rate that jumped explains both.
+        # A loss that stands still or rises follows from this; but a rate that jumped explains both.
         return 2 if finding.facts.get("is_vanishing") else 1
     return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 3}.get(
         finding.detector, 4 if finding.detector != "message" else 5
@@ -521,7 +521,7 @@ def _follows(lead: _Judged, other: _Judged) -> bool:
     if lead.finding.detector == "variance_of_nothing" and other.finding.detector in {"message", "curve"}:
         return "nan" in other.finding.summary.lower() and other.finding.first_step >= lead.finding.first_step - 1
     if lead.finding.detector == other.finding.detector == "by_layer":
-        # Some layers get next to nothing and others far too much: neither brings about the other.
+        # Some layers get next to nothing and others far too much: neither causes the other.
         return False
     if lead.finding.detector in {"layers", "architecture"}:
         return other.finding.detector in {"samples", "output_variety"} or other.finding.facts.get("is_still") is True
@@ -541,7 +541,7 @@ def _follows(lead: _Judged, other: _Judged) -> bool:
 
 
 def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tuple[Cause, ...]:
-    """The causes, the first with the settings and lines of code that it points to."""
+    """Return the causes, the first with the settings and lines of code that it points to."""
     first, *rest = lead.causes
     words = SETTINGS.get(first.cause, ())
     more = [*lead.computed]
@@ -575,7 +575,7 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
 
 
 def _by_line(found: Found) -> Iterator[tuple[str, str, Config]]:
-    """Settings, of each line of a file one."""
+    """Yield settings, one per line of a file."""
     seen: set[tuple[str, int]] = set()
     for name, value, config in found.settings():
         line = config.lines.get(name, 0)

@@ -1,10 +1,10 @@
-"""One line of a log -> the numbers in it. It knows no tool by name, only how people write numbers down:
+"""Parses one line of a log into the numbers in it. It knows no tool by name, only how people write numbers down.
 
     {'loss': 2.6, 'grad_norm': '1.05'}     loss: 2.6 | lr 6e-4 | norm: 0.3     step:7 - actor/kl:np.float64(0.1)     loss=2.6, lr=[1e-4]
     Epoch 3/10   Epoch [3][100/500]   iteration  4200/ 100000   45%|####  | 45/100 [00:10<00:12]
 
 Pure: text in, numbers out.
-"""  # noqa: D400
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _SAID = re.compile(
     rf"(?<![\w/])((?:[A-Za-z_]\w* ){{0,2}}(?:\w*loss|accuracy|perplexity|reward|learning rate))\s+is\s+({_NUMBER})(?![\w])",
     re.IGNORECASE,
 )
-"""`total loss is 48.44`."""
+"""Matches `total loss is 48.44`."""
 _EPOCH = re.compile(
     r"(?<![\w])(?:train(?:ing)?\s+)?epoch(?:\s*\(train\))?\s*[:#]?\s*\[?\s*(\d+(?:\.\d+)?)\s*(?:(?:/|of)\s*(\d+))?\s*\]?"
     r"(?:\s*[,|:;\-]*\s*(?:(?:step|batch|iter(?:ation)?|it)\b)?\s*:?\s*\[?\s*(\d+)\s*/\s*(\d+))?",
@@ -37,42 +37,42 @@ _COUNTER = re.compile(
     r"(?<![\w/.-])(?:global[ _])?(?:step|iter|iteration|update)s?\s*[:=#]?\s*\[?\s*(\d+)\]?\s*(?::(?!\d)|[,|;\])(-]|\s[A-Za-z]|$)",
     re.IGNORECASE,
 )
-"""`iter 250: loss 2.1`, `[Step 40] loss ...`: a counter in front of what was measured."""
+"""Matches a counter in front of what was measured: `iter 250: loss 2.1`, `[Step 40] loss ...`."""
 _PADDED = re.compile(r"\[([ \d]{3,}(?<=\d))\](?!:\s*\[)")
-"""`[   50] loss 2.1`: a number that was made as wide as the last one will be counts something."""
+"""Matches a counter padded to the width of its last value: `[   50] loss 2.1`."""
 _CELL = re.compile(rf"^\s*({_NAME}(?: [A-Za-z_][\w/-]*){{0,3}})\s+({_NUMBER})%?\s*$")
-"""`gnorm 0.390`: one of several between bars."""
+"""Matches one of several cells between bars: `gnorm 0.390`."""
 MIN_CELLS = 3
 _TABLE_CELL = re.compile(rf"^\|\s*([A-Za-z][\w/ .-]*?)\s*\|\s*({_NUMBER})?\s*\|$")
 MIN_RULE = 8
-"""Characters of the line that ends a table."""
+"""Number of characters of the line that ends a table."""
 _HELD_OUT_LINE = re.compile(
     r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?(?:\s*(?:[:|\])\[#-]|\d)|\s{2,}[a-z]+\s*[=:])"
     r"|valid on '|validation loss at|Epoch\s*\((?:val|test)\)",
     re.IGNORECASE,
 )
-"""`Test set: Average loss: 0.05`, `| valid | epoch 002 | loss 9.3`: a line that is about held-out data, though its names do not say so."""
+"""Matches a line about held-out data whose names do not say so: `Test set: Average loss: 0.05`, `| valid | epoch 002 | loss 9.3`."""
 _OF = re.compile(r"(?<![\w/])(step|iter(?:ation)?|it|batch)s?\s*[:=#]?\s*\[?\s*(\d+)\s*/\s*(\d+)", re.IGNORECASE)
 _BAR = re.compile(r"([^|\]]*?)(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
 _OTHER_BARS = re.compile(
     r"map|filter|download|load|token|eval|valid|test|generat|sampl|rollout|sanity|fetch|group|pack|convert|sav|predict|process|shard|extract|rank",
     re.IGNORECASE,
 )
-"""Bars that count something else than steps of the training say so in front."""
+"""Words in front of progress bars that count something other than training steps."""
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s+(?:\[|\S*━|\x1b)")
 _VALUE = re.compile(r"\d|nan|inf")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2212", "''\"\"-")
 _HEADER = re.compile(r"^\s*(?:[A-Za-z][\w./@()%-]*(?: {2,}|\t\s*)){2,}[A-Za-z][\w./@()%-]*\s*$")
-"""Names of columns, as YOLO prints them above its numbers."""
+"""Matches names of columns, as YOLO prints them above its numbers."""
 _TITLE = re.compile(r"^[A-Za-z][A-Za-z_/.@()%-]*(?: [/A-Za-z_.@()%-]+){0,5}$")
-"""A cell of a table's first line."""
+"""Matches a cell of a table's first line."""
 _COLUMN = re.compile(rf"^(?:(\d+)/\d+|({_NUMBER})([GMK])?i?B?:?|(\d+(?::\d\d)+))$")
 NOTHING_YET = frozenset({"", "No log", "-", "None"})
-"""Cells of a table that wait for their first number."""
+"""Cells of a table that have no number yet."""
 _YOLO = "gpu_mem"
 _YOLO_TERMS = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "dfl": "dfl_loss", "total": "loss"}
-"""Its older versions leave the word out."""
+"""Names of loss terms in YOLO's older versions, which leave out the word `loss`."""
 _RANK = re.compile(
     r"^\s*(?:\[\d+\]\s*)?\[(?:rank|default)\s*(\d{1,6})\]:?|^(\d{1,6}): |\[Rank (\d{1,6})\]|(?<![\w])rank[=: ](\d{1,6})(?!\d)",
     re.IGNORECASE,
@@ -118,7 +118,7 @@ LIKELY = (
     "%|",
     "lr",
 )
-"""A line without any of these, in lower case, has no number that is looked at."""
+"""A line without any of these words, in lower case, has no number of interest."""
 
 
 @dataclass
@@ -129,50 +129,50 @@ class LogRow:
     step: int | None = None
     epoch: float | None = None
     total: int | None = None
-    """Steps of an epoch, or of the run, where the line says so."""
+    """Number of steps in an epoch or in the run, if the line says so."""
     within_epoch: bool = False
-    """Its step counts within the epoch."""
+    """Whether its step counts within the epoch."""
     rank: int | None = None
     rounded_to: int = 1
-    """`step:12K` is one of a thousand steps."""
+    """Unit of the step: `step:12K` is rounded to a thousand steps."""
 
 
 @dataclass
 class LineContext:
-    """What earlier lines of the same file said, for lines that say it no more."""
+    """What earlier lines of the same file said, for later lines that do not repeat it."""
 
     epoch: float | None = None
     bar_step: int | None = None
     bar_used: bool = True
     seen: dict[str, int] = field(default_factory=dict)
     table: dict[str, str] = field(default_factory=dict)
-    """Names and numbers of a table that is being printed, one a line."""
+    """Names and numbers of a table that is being printed, one per line."""
     section: str = ""
     width: int = 0
-    """Characters of a counter between brackets that begins with blanks or zeros."""
+    """Number of characters of a counter between brackets that begins with blanks or zeros."""
     columns: tuple[str, ...] = ()
-    """Names that the last line of names has given to the numbers below it."""
+    """Names that the last line of names gave to the numbers below it."""
 
 
 def plain(line: str) -> str:
-    """Without colours, and with the quotes that a keyboard makes: a forum or an editor puts others."""
+    """Remove colours, and replace typographic quotes, which forums and editors insert, by plain ones."""
     line = _COLOURS.sub("", line) if "\x1b" in line else line
     return line if line.isascii() else line.translate(_QUOTES)
 
 
 def rank_of(line: str) -> int | None:
-    """The rank that a line says it is of."""
+    """Return the rank that a line names; None if it names none."""
     found = _RANK.search(line[:160])
     return int(next(group for group in found.groups() if group is not None)) if found else None
 
 
 def number(text: str) -> float:
-    """`7,282`, `5.1E+00`, `nan`."""
+    """Convert `7,282`, `5.1E+00` or `nan`."""
     return float(text.replace(",", ""))
 
 
 def parse(line: str, context: LineContext) -> LogRow | None:
-    """The row that a line is; None: it is none."""
+    """Return the row that a line holds; None if it holds none."""
     if (table := _of_table(line, context)) is not None:
         return table or None
     if (row := _of_columns(line, context)) is not None:
@@ -200,7 +200,7 @@ def parse(line: str, context: LineContext) -> LogRow | None:
 
 
 def _padded(line: str, context: LineContext) -> int | None:
-    """The number between brackets that is as wide as those before it, which began with blanks or zeros."""
+    """Return the number between brackets that is as wide as earlier ones that began with blanks or zeros; None if there is none."""
     for text in _PADDED.findall(line):
         if text[0] in " 0":
             context.width = len(text)
@@ -210,7 +210,7 @@ def _padded(line: str, context: LineContext) -> int | None:
 
 
 def _numbers(line: str, row: LogRow) -> None:
-    """Everything that has a name and a number."""
+    """Take every name with a number."""
     for match in _PAIR.finditer(line):
         _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4], match.group(3) or "")
     for match in _SPACED.finditer(line):
@@ -223,7 +223,7 @@ def _numbers(line: str, row: LogRow) -> None:
 
 
 def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None:
-    """The row that a table of two columns makes once its last line is printed; False: it goes on; None: this is no table.
+    """Return the row of a table of two columns once its last line is printed; False while it continues, None if this is no table.
 
     | rollout/           |          |
     |    ep_rew_mean     | 22.9     |
@@ -247,7 +247,7 @@ def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None
 
 
 def _of_columns(line: str, context: LineContext) -> LogRow | None:
-    """The row that a line of bare numbers is, under the names that were printed above it."""
+    """Return the row of a line of bare numbers under the names that were printed above it; None if it is none."""
     if names := _column_names(line):
         is_yolo = _YOLO in names
         context.columns = tuple(_YOLO_TERMS.get(name, name) for name in names) if is_yolo else names
@@ -278,13 +278,13 @@ def _of_columns(line: str, context: LineContext) -> LogRow | None:
 
 
 def _cells(line: str) -> list[str]:
-    """What stands between the bars of a table's line; none: it has no bars."""
+    """Return what stands between the bars of a table's line; empty if it has no bars."""
     text = line.replace("\u2502", "|").replace("\u2503", "|").strip()
     return [cell.strip() for cell in text.strip("|").split("|")] if text.count("|") > 1 or " | " in text else []
 
 
 def _column_names(line: str) -> tuple[str, ...]:
-    """The names of columns, if a line is nothing else: `Epoch   GPU_mem   box_loss`, `| Step | Training Loss |`."""
+    """Return the names of columns if a line holds nothing else: `Epoch   GPU_mem   box_loss`, `| Step | Training Loss |`."""
     if "loss" not in line.lower() and _YOLO not in line:
         return ()
     if _HEADER.match(line):
@@ -294,7 +294,7 @@ def _column_names(line: str) -> tuple[str, ...]:
 
 
 def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
-    """The training's progress bar in a line; the context knows its step from then on."""
+    """Return the training's progress bar in a line, and remember its step in the context."""
     bars = list(_BAR.finditer(line)) if "%|" in line else []
     bar = bars[-1] if bars else None
     if bar is None or _OTHER_BARS.search(bar.group(1)[-40:]):
@@ -304,7 +304,7 @@ def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
 
 
 def _progress(line: str, row: LogRow, context: LineContext) -> None:
-    """Counters: epochs, steps of how many, bars."""
+    """Read counters: epochs, steps and their totals, bars."""
     if bar := note_bar(line, context):
         row.step, row.total = int(bar.group(3)), int(bar.group(4))
     if found := _EPOCH.search(line):
@@ -347,7 +347,7 @@ def _scale(name: str, after: str) -> float:
 
 @lru_cache(maxsize=8192)
 def _meant(name: str) -> str:
-    """Of the words before a number, those that name it: `INFO step` is `step`; times and speeds are nobody's loss."""
+    """Return the words before a number that name it: `step` for `INFO step`; empty for times, speeds and places in code."""
     parts = name.removesuffix(" value").split()
     # `181.2 samples/sec Train-Accuracy=0.5`: the unit of the number before.
     while len(parts) > 1 and set(naming.words(parts[0])) <= _TIMES | _UNITS:
@@ -365,6 +365,6 @@ def _meant(name: str) -> str:
 
 
 def _is_term(word: str, name: str) -> bool:
-    """Whether a word in front of `loss` says which one it is, and is not what a logger writes there."""
+    """Whether a word in front of `loss` says which loss it is, and is not what a logger writes there."""
     is_logger = word.isupper() and len(word) > 1
     return not is_logger and (naming.is_adversarial(name) or bool(naming.term_of_loss(name)))

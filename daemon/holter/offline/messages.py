@@ -1,4 +1,4 @@
-"""What follows from what a log says of errors: one finding for what broke first, with everything else that broke as its consequence. Pure."""
+"""Judges what a log says of errors: one finding for what broke first, with everything else that broke as its consequence. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +12,15 @@ MEMORY_XIDS = frozenset({48, 63, 64, 94, 95})
 LINK_XIDS = frozenset({74})
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
 MANY_OVERFLOWS = 16
-"""So many in a row are no search for a scale."""
+"""Number of overflows in a row that are no search for a scale."""
 MIN_LOW_OVERFLOWS, LOW_SCALE = 5, 4
-"""Nor are a few that lead down to such a scale: it would mean gradients beyond sixteen thousand."""
+"""Number of overflows that are no search either if they lead to so low a scale: it would mean gradients beyond sixteen thousand."""
 TINY_SCALE = 2.0**-10
-"""Twice down to this is enough: gradients beyond sixty million."""
+"""Scale at which two overflows are enough: it would mean gradients beyond sixty million."""
 MANY_ROWS = 12
-"""Rows of numbers after an error: a training that writes so many has gone on."""
+"""Number of rows of numbers after an error from which on training has continued in spite of it."""
 SURVIVED = frozenset({"traceback", "connection_lost", "worker_killed", "device_oom", "label_range", "loss_stopped"})
-"""What a script can catch, or be started again after."""
+"""Errors that a script can catch, or after which it can be started again."""
 FACTS = {
     "device_oom": "is_out_of_memory", "kernel_oom": "is_out_of_memory", "shared_memory": "is_worker_killed", "killed": "is_killed", "ecc": "is_memory_error",
     "unfinished_reduction": "is_unreduced", "unused_indices": "is_unreduced", "no_graph": "is_without_graph", "empty_optimizer": "is_empty_optimizer",
@@ -33,7 +33,7 @@ ORDER = (
     "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
     "watchdog_stuck", "work_status", "killed", "device_error", "unreachable", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
 )  # fmt: skip
-"""What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
+"""Kinds of errors; what explains others comes first: a lost rank, then what a script raised, then those who waited."""
 VICTIM = re.compile(
     r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|DistNetworkError|connectFullMesh|gloo/transport|ChildFailedError|ProcessRaisedException|broken pipe",
     re.IGNORECASE,
@@ -45,13 +45,13 @@ DEVICE = re.compile(
 LOST = re.compile(
     r"loss (?:is|became|was) (?:nan|inf)|(?:nan|infinite) loss|loss became infinite or nan", re.IGNORECASE
 )
-"""What a script raises when it looks at its own loss."""
+"""Matches what a script raises when it checks its own loss."""
 LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
-"""What a launcher raises when a rank has failed: it says that, and nothing else."""
+"""Matches what a launcher raises when a rank has failed, which says nothing else."""
 
 
 def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     known = [
         error
         for error in errors
@@ -60,7 +60,7 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
         and not (error.kind in SURVIVED and error.num_rows_after >= (2 if "is_bare" in error.values else MANY_ROWS))
     ]
     has_summary = any(error.kind == "root_cause" for error in known)
-    # Before its summary, or instead of it, the launcher says in one line which of its processes failed first.
+    # Before its summary, or instead of one, the launcher says in one line which of its processes failed first.
     known = [
         _as_root(error)
         for error in known
@@ -106,10 +106,10 @@ def _place(error: LoggedError) -> int:
     if kind == "traceback" and LOST.search(error.text):
         kind = "loss_stopped"
     if kind == "traceback" and not error.values.get("type") and all(LIBRARY.search(one.file) for one in error.frames):
-        # It ends before it says anything, in nobody's own code.
+        # It ends before its message, and not in the script's own code.
         kind = "root_cause"
     if kind == "traceback" and VICTIM.search(error.text):
-        # Who says a gloo timeout says it twice: as its traceback, and as the message in it.
+        # A gloo timeout is reported twice: as a traceback, and as the message in it.
         kind = "connection_lost"
     if kind == "root_cause" and error.values.get("code", "").startswith("-") and error.values.get("code") != "-15":
         kind = "root_signal"
@@ -190,7 +190,7 @@ _OF_KIND: Mapping[str, Callable[[LoggedError, str, str], Said]] = {
 
 
 def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
-    """Who says it; where nobody does, whom the launcher names."""
+    """Return the ranks that report it, or if none does, those that the launcher names."""
     said = {
         error.rank
         for error in known
@@ -202,12 +202,12 @@ def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
 
 
 def _unranked(text: str) -> str:
-    """The beginning of what was said, whoever says it: of a listing, what it lists."""
+    """Return the beginning of a message without its rank, to compare messages of different ranks."""
     return re.sub(r"[Rr]ank ?\d+", "rank", text)[:60]
 
 
 def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
-    """Who is missing, by the sequence numbers of all who speak."""
+    """Find which ranks are missing, by the sequence numbers of all ranks that report."""
     spoke = [error for error in known if error.kind in {"watchdog", "work_status"} and error.rank is not None]
     calls: dict[int, tuple[int, str, str]] = {}
     for error in spoke:
@@ -228,7 +228,7 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
     if (apart := _apart(calls, sequence)) is not None:
         return *apart, collective
     silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
-    # One rank's log alone says nothing of the others.
+    # A single rank's log says nothing about the others.
     is_cut = any("is_cut" in error.values for error in spoke)
     if silent and len(silent) <= len(waiting) and len(waiting) > 1 and not is_cut:
         named = (
@@ -241,12 +241,12 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """`Rank 3`, `Ranks 1, 2`."""
+    """Name ranks: `Rank 3`, `Ranks 1, 2`."""
     return f"Rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
-    """Rank -> the last call it made, in the group of which most ranks speak: every group counts by itself."""
+    """Return each rank's last call in the group that most ranks report; every group counts by itself."""
     groups: dict[str, dict[int, int]] = {}
     for error in spoke:
         if error.rank is not None and "enqueued" in error.values:
@@ -256,7 +256,7 @@ def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
 
 
 def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[dict[str, bool], tuple[int, ...], str] | None:  # fmt: skip
-    """Ranks that are in different calls: at one number, or, where few speak, at numbers far from each other."""
+    """Find ranks that are in different calls: at one number, or if few ranks report, at numbers far apart."""
     at_one = {call for call in calls.values() if call[0] == sequence}
     if len({call[1] for call in at_one}) > 1 or len({call[2] for call in at_one}) > 1:
         counts = {call: [rank for rank, own in calls.items() if own == call] for call in at_one}
@@ -272,7 +272,7 @@ def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[di
 
 
 def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
-    """Whoever waits says so; those whom they wait for say nothing."""
+    """Find the ranks that wait: they say so, and those for which they wait say nothing."""
     waiting = {error.rank for error in known if error.kind == "gloo_timeout" and error.rank is not None}
     silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
     if not waiting or not silent or len(silent) > len(waiting):
@@ -282,7 +282,7 @@ def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
 
 
 def _earlier(calls: Mapping[int, tuple[int, str, str]]) -> tuple[int, ...]:
-    """The few whose call has a lower number than that of most."""
+    """Return the few ranks whose call has a lower number than most."""
     numbers = sorted(number for number, _, _ in calls.values())
     usual = numbers[len(numbers) // 2] if numbers else 0
     few = tuple(sorted(rank for rank, (number, _, _) in calls.items() if number < usual))
@@ -306,7 +306,7 @@ def _evidence(error: LoggedError) -> Evidence:
 
 
 def own_frame(frames: Sequence[FrameAt]) -> FrameAt | None:
-    """The innermost frame of the script's own code."""
+    """Return the innermost frame of the script's own code."""
     return next((frame for frame in reversed(frames) if not LIBRARY.search(frame.file)), frames[-1] if frames else None)
 
 

@@ -1,6 +1,6 @@
-"""What a logged name means, whatever a tool calls it: `Loss/train`, `lm loss`, `trl` and `train_loss` are the loss.
+"""Finds out what a logged name means, whatever a tool calls it: `Loss/train`, `lm loss`, `trl` and `train_loss` are the loss.
 
-Names are compared by their words, so that a prefix or an order that nobody has seen before is still understood:
+Names are compared by their words, so that an unknown prefix or order is still understood:
 
     role("train/grad_norm") -> "gradient_norm"     role("val_loss") -> "evaluation"     role("actor/entropy") -> ""
 """
@@ -39,7 +39,7 @@ _GRAD_NAME = re.compile(
 
 
 def tidy(name: str) -> str:
-    """`Lm loss` -> `lm_loss`; quotes and blanks are gone."""
+    """Return a name without quotes and blanks, in lower case: `Lm loss` -> `lm_loss`."""
     name = name.strip().strip("'\"").strip()
     name = re.sub(r"\s+", "_", name).lower()
     return _KNOWN.get(name, name)
@@ -47,7 +47,7 @@ def tidy(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def words(name: str) -> tuple[str, ...]:
-    """Its words, in lower case."""
+    """Return its words, in lower case."""
     return tuple(word for word in _WORDS.split(_CAMEL.sub("_", name).lower()) if word)
 
 
@@ -73,7 +73,7 @@ def is_epoch(name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def role(name: str) -> Role:  # noqa: PLR0911 - one line a role
-    """What a series is, for those that detectors look at; empty: something of the script's own."""
+    """Return what a series is, for series that detectors look at; empty for something of the script's own."""
     parts = words(name)
     own = [word for word in parts if word not in _PLAIN and not word.isdigit()]
     if not own:
@@ -101,13 +101,13 @@ _MEASURES = frozenset({"loss", "acc", "accuracy", "ppl", "perplexity", "kl", "en
 
 @lru_cache(maxsize=8192)
 def is_measured(name: str) -> bool:
-    """Whether a training measures it: what a log says before the training (sizes, limits, shares of a download) is no point of a curve."""
+    """Whether it is measured in training; sizes, limits and download shares that a log prints before are no points of a curve."""
     return bool(role(name) or set(words(name)) & _MEASURES or is_reward(name) or of_policy(name) or module_of_gradient(name))  # fmt: skip
 
 
 @lru_cache(maxsize=8192)
 def module_of_gradient(name: str) -> str:
-    """The layer whose gradient norm this is; empty: it is none."""
+    """Return the layer whose gradient norm this is; empty if it is none."""
     if role(name) == "gradient_norm" or "clip" in name or "scale" in name:
         return ""
     found = _GRAD_NAME.match(name)
@@ -132,7 +132,7 @@ def is_stage(name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def is_reward(name: str) -> bool:
-    """Whether it belongs to reinforcement learning: its loss says nothing of how good the policy is."""
+    """Whether it belongs to reinforcement learning, where the loss does not say how good the policy is."""
     parts = set(words(name))
     # `dice_score` measures a model, `critic/score` rewards a policy.
     is_score = bool(parts & {"score", "scores"} and parts & {"objective", "critic", "rollout", "ppo", "policy", "env", "episode"})  # fmt: skip
@@ -151,13 +151,13 @@ _MEANT = {"entropy": "entropy", "kl": "kl", "reward": "reward", "rewards": "rewa
 
 @lru_cache(maxsize=8192)
 def of_policy(name: str) -> str:
-    """`policy/entropy_avg`, `objective/scores`, `rollout/ep_rew_mean` -> `entropy`, `reward`, `reward`, as the live detectors call them; empty: none of them."""
+    """Return the live detectors' name for a measure of a policy: `entropy` for `policy/entropy_avg`, `reward` for `rollout/ep_rew_mean`; else empty."""
     own = [word for word in words(name) if word not in _AROUND]
     return _MEANT.get(own[0], "") if len(own) == 1 else ""
 
 
 def is_preference(names: Collection[str]) -> bool:
-    """Whether rewards are those of a preference loss (DPO and its kin): it is minimised like any other."""
+    """Whether rewards are those of a preference loss (DPO and similar), which is minimised like any other."""
     return any(name.endswith(("rewards/margins", "rewards/chosen")) for name in names)
 
 
@@ -169,7 +169,7 @@ def is_adversarial(name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def term_of_loss(name: str) -> str:
-    """The term of a loss that is a sum: `loss_bbox`, `loss/kl`, `cls_loss` -> `bbox`, `kl`, `cls`; empty: none."""
+    """Return the term of a loss that is a sum: `bbox` for `loss_bbox`, `kl` for `loss/kl`, `cls` for `cls_loss`; empty if it is none."""
     parts = words(name)
     if set(parts) & HELD_OUT:
         return ""
@@ -178,7 +178,7 @@ def term_of_loss(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def held_out_term(name: str) -> str:
-    """The same of a loss on held-out data: `val/box_loss` -> `box`."""
+    """Return the same for a loss on held-out data: `box` for `val/box_loss`."""
     return _term(name) if set(words(name)) & HELD_OUT else ""
 
 

@@ -1,4 +1,4 @@
-"""Gradient norms that are no numbers, or exactly zero: what they say of a run, with the loss beside them and without. Pure."""
+"""Judges gradient norms that are not finite, or exactly zero, with the loss beside them or without. Pure."""
 
 import math
 from statistics import median
@@ -7,15 +7,15 @@ from holter.offline.points import Curves, Points, finding, finite
 from holter.records import Evidence, Finding, Severity
 
 MIN_NAN_NORMS = 10
-"""A scaler that looks for its scale skips a few steps, not so many."""
+"""Number of NaN norms from which on it is no scaler in search of its scale, which skips fewer steps."""
 END_OF_SEARCH = 50
-"""Nor later than this."""
+"""Step after which such a search has ended."""
 MIN_FINITE = 3
-"""Norms that must have been finite before the first that is not says anything."""
+"""Number of norms that must have been finite before the first non-finite one means anything."""
 
 
 def hidden(curves: Curves) -> Finding | None:
-    """A loss of exactly zero beside norms that are NaN: a filter shows an average of nothing."""
+    """Find a loss of exactly zero beside norms that are NaN: a filter shows the mean of no values."""
     zeros = len(curves.loss)
     while zeros and curves.loss[zeros - 1][1] == 0:
         zeros -= 1
@@ -38,7 +38,7 @@ def hidden(curves: Curves) -> Finding | None:
 
 
 def _since_norm(curves: Curves, step: int) -> int:
-    """The log from which on the norm was no number, where that was before the loss was shown as zero."""
+    """Return the log since which the norm was not finite, if that was before the loss was shown as zero."""
     for at, value in reversed(curves.norm):
         if at < step:
             if math.isfinite(value):
@@ -48,7 +48,10 @@ def _since_norm(curves: Curves, step: int) -> int:
 
 
 def came_back(curves: Curves) -> Finding | None:
-    """A loss that was no number at a few logs, and is one again. A column that is mostly NaN has nothing to say there; the first log may be from before the first batch."""
+    """Find a loss that was not finite at a few logs and is again.
+
+    A column that is mostly NaN has nothing to report there, and the first log may be from before the first batch.
+    """
     lost = [step for step, value in curves.loss[1:-1] if not math.isfinite(value)]
     if not lost or len(lost) > max(2, len(curves.loss) // 5) or curves.is_adversarial:
         return None
@@ -61,7 +64,7 @@ def came_back(curves: Curves) -> Finding | None:
 
 
 def not_finite(curves: Curves) -> Finding | None:
-    """Norms that are NaN from some step to the end, while the loss gets no better."""
+    """Find norms that are NaN from some step to the end, while the loss gets no better."""
     norm = curves.norm
     first = len(norm)
     while first and not math.isfinite(norm[first - 1][1]):
@@ -80,7 +83,7 @@ def not_finite(curves: Curves) -> Finding | None:
 
 
 def _never_finite(curves: Curves) -> Finding | None:
-    """No norm was ever finite. Some loggers never know it: then the loss falls all the same."""
+    """Find norms of which none was ever finite; some loggers never have it, and then the loss falls all the same."""
     norm, loss = curves.norm, [value for _, value in finite(curves.loss)]
     num, part = len(norm), max(1, len(loss) // 4)
     is_search = norm[0][0] <= END_OF_SEARCH and num < MIN_NAN_NORMS
@@ -99,7 +102,7 @@ def _never_finite(curves: Curves) -> Finding | None:
 
 
 def _at_the_end(norm: Points, first: int) -> Finding | None:
-    """The last few are not, for the first time: the log ends before it says whether that was one skipped step."""
+    """Find a last few norms that are not finite, for the first time: the log ends before it shows whether one step was skipped."""
     if first < MIN_FINITE or any(not math.isfinite(value) for _, value in norm[:first]):
         return None
     return _of_norms("info", norm[first:], "for the first time, and the log ends there", is_brief=True)
@@ -116,7 +119,7 @@ def _of_norms(severity: Severity, lost: Points, so_far: str, *, is_brief: bool, 
 
 
 def lost(curves: Curves) -> Finding | None:
-    """A policy's KL or entropy is no number: its model's outputs are not, whatever the loss shows."""
+    """Find a policy's KL or entropy that is not finite: then its model's outputs are not, whatever the loss shows."""
     if not curves.lost:
         return None
     end = curves.loss[-1][0] if curves.loss else curves.norm[-1][0] if curves.norm else -1
@@ -132,7 +135,7 @@ def lost(curves: Curves) -> Finding | None:
 
 
 def silent(curves: Curves) -> Finding | None:
-    """Norms of exactly zero, or next to nothing, until the end, while the loss is far from having arrived."""
+    """Find norms of exactly zero until the end."""
     norm = finite(curves.norm)
     first = len(norm)
     while first and norm[first - 1][1] == 0:

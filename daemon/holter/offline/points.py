@@ -1,4 +1,4 @@
-"""The series of a run that are judged together, and what is asked of one of them: its level, its stretches, its scatter. Pure."""
+"""The series of a run that are judged together, and the level, stretches and scatter of one series. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from holter.records import Evidence, Finding, Severity
 Points = list[tuple[int, float]]
 MAX_BLOCKS = 60
 DETECTOR = "curve"
-"""Under this name the rows of `causes` know these findings."""
+"""Name of the detector under which the rows of `causes` know these findings."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,25 @@ class Curves:
     scale: Points
     memory: Points
     is_reward: bool = False
-    """Reinforcement learning: its loss is no measure of anything."""
+    """Whether it is reinforcement learning, where the loss measures nothing."""
     is_adversarial: bool = False
     is_rate_computed: bool = False
-    """The log has no rates: these are what the settings give."""
+    """Whether the rates follow from the settings because the log has none."""
     skipped: Points = field(default_factory=list)
-    """Steps that the loss scaler skipped, since the last log or since the beginning."""
+    """Number of steps that the loss scaler skipped, since the last log or since the beginning."""
     stages: tuple[int, ...] = ()
-    """Steps at which the log says that another stage of its plan began."""
+    """Steps at which another stage of the run's plan began, according to the log."""
     lost: tuple[str, ...] = ()
-    """What a policy is measured by and is no number at the last logs."""
+    """Measures of a policy that are not finite at the last logs."""
 
 
 def finite(points: Points) -> Points:
-    """Without what is not a number."""
+    """Return the points whose values are finite."""
     return [(step, value) for step, value in points if math.isfinite(value)]
 
 
 def blocks(points: Points) -> list[tuple[int, int, float]]:
-    """(place of the first, place after the last, median) of stretches of equal length, few enough to look at."""
+    """Return (index of the first, index after the last, median) of stretches of equal length, at most about `MAX_BLOCKS`."""
     size = max(1, math.ceil(len(points) / MAX_BLOCKS))
     made = []
     for begin in range(0, len(points), size):
@@ -55,16 +55,16 @@ def blocks(points: Points) -> list[tuple[int, int, float]]:
 
 
 def scatter(series: Sequence[float]) -> float:
-    """Of a single value, whatever the trend: from second differences, robust."""
+    """Return the scatter of a single value whatever the trend, robustly from second differences."""
     bends = [a - 2 * b + c for a, b, c in zip(series, series[1:], series[2:], strict=False)]
-    # Of very few the middle one is the trend itself.
+    # With very few of them, the middle one is the trend itself.
     return deviation(bends) / math.sqrt(6) if len(bends) > 3 else 0.0  # noqa: PLR2004 - as above
 
 
 def finding(  # noqa: PLR0913, PLR0917
     severity: Severity, step: int, last: int, summary: str, facts: dict[str, Any], evidence: Sequence[Evidence]
 ) -> Finding:
-    """A verdict of this file's."""
+    """Make a finding of the detector `curve`."""
     return Finding(
         detector=DETECTOR,
         severity=severity,

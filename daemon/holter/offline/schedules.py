@@ -1,4 +1,4 @@
-"""Compares settings with the curve: which rate the schedule gives at the step at which it went wrong, and what else the settings begin or end just then.
+"""Compares settings with the curve: which rate the schedule gives where it went wrong, and what else the settings begin or end just then.
 
     milestones: [400], gamma: 10     at step 402 the rate is ten times that of step 399
     unfreeze_at_step: 400            lies two steps before the onset

@@ -1,7 +1,7 @@
 """Before a long run: what will not work on this machine, with these settings, with this script; each line with what to do.
 
 machine   the interpreter, torch, py-spy, limits, shared memory, disk, ports
-settings  variables of NCCL, gloo and launchers that contradict each other; accelerate's and DeepSpeed's configs; the launcher's own words
+settings  variables of NCCL, gloo and launchers that contradict each other; accelerate's and DeepSpeed's configs; the launcher's own options
 script    the training script, by its syntax tree alone
 """
 

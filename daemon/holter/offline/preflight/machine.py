@@ -1,4 +1,4 @@
-"""This machine: what holter and a long run need of it. Seconds; nothing is changed but a file that is written and removed."""
+"""Checks what holter and a long run need of this machine. Takes seconds; changes nothing but a file that is written and removed."""
 
 import contextlib
 import importlib.metadata
@@ -22,30 +22,30 @@ MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 8)
 MIN_DESCRIPTORS = 1024
 FEW_BYTES, NO_BYTES = 5 << 30, 200 << 20
-"""Free space for checkpoints and journal: little, and none."""
+"""Bytes of free space for checkpoints and journal: below the first there is little, below the second none."""
 MAX_CLOCK_S = 1.0
 STACK_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
 class MachineNeeds:
-    """What the job will ask of it."""
+    """What the job will need of the machine."""
 
     runs: Path = Path("holter-runs")
     run_dir: Path | None = None
-    """This run's own directory, where one is named."""
+    """This run's own directory, if one is named."""
     local_ranks: int = 1
     ports: tuple[tuple[str, int], ...] = ()
-    """(setting, port) that must be free."""
+    """(setting, port) of the ports that must be free."""
     ring_bytes: int = 4 << 20
     coordinator: str = ""
-    """`host:port` of one that already runs."""
+    """`host:port` of a coordinator that already runs."""
     shared_memory: Path = Path("/dev/shm")  # noqa: S108 - where torch puts it
     yama: Path = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def look(needs: MachineNeeds) -> Iterator[PreflightCheck]:
-    """One check after another; one that fails to look says so."""
+    """Yield the result of one check after another; a check that fails to look says so."""
     checks: tuple[tuple[str, Callable[[MachineNeeds], PreflightCheck]], ...] = (
         ("python", _python), ("torch", _torch), ("compiler", _compiler), ("kernels", _kernels), ("stacks", _stacks), ("descriptors", _descriptors),
         ("shared memory", _shared_memory), ("disk", _disk), ("ports", _ports), ("clock", _clock),
@@ -104,7 +104,7 @@ def _kernels(_: MachineNeeds) -> PreflightCheck:
 
 
 def _stacks(needs: MachineNeeds) -> PreflightCheck:
-    """On a process of our own, as a sidecar does on its rank."""
+    """Take the stack of a process of our own, as a sidecar does with its rank."""
     program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     if not Path(program).exists():
         return failed(

@@ -1,4 +1,4 @@
-"""What a script does in the wrong order: an optimizer that is built before the model gets other parameters, gradients that are clipped while they are scaled, a model that stays in evaluation mode."""
+"""Finds what a script does in the wrong order: an optimizer built too early, gradients clipped while scaled, a model left in evaluation mode."""
 
 import ast
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def out_of_order(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
-    """All of it, scope by scope: lines of different functions have no order."""
+    """Yield all such lines, scope by scope, because lines of different functions have no order."""
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))]:
         calls = sorted(_own_calls(scope), key=lambda call: (call.lineno, call.col_offset))
         yield from _stale_optimizers(calls, file, _held_parameters(scope))
@@ -24,7 +24,7 @@ def out_of_order(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
 
 
 def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
-    """Calls of a scope that are in no function inside it."""
+    """Yield the calls of a scope outside of functions inside it."""
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
@@ -36,7 +36,7 @@ def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _held_parameters(scope: ast.AST) -> dict[str, set[str]]:
-    """Variable -> the models whose parameters it holds: `params = [p for p in model.parameters()]`."""
+    """Return, by variable, the models whose parameters it holds: `params = [p for p in model.parameters()]`."""
     return {
         target.id: roots
         for node in ast.walk(scope)
@@ -65,7 +65,7 @@ def _stale_optimizers(calls: list[ast.Call], file: str, held: dict[str, set[str]
 
 
 def _models_of(call: ast.Call, held: dict[str, set[str]] | None = None) -> set[str]:
-    """The variables whose parameters an optimizer is given."""
+    """Return the variables whose parameters an optimizer is given."""
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "params")]
     found: set[str] = set()
     for argument in given:
@@ -85,7 +85,7 @@ def _asked_for_parameters(expression: ast.expr) -> set[str]:
 
 
 def _new_parameters(call: ast.Call, root: str) -> str:
-    """What a call does to the parameters of a model; empty: nothing."""
+    """Return what a call does to the parameters of a model; empty if nothing."""
     name = last(call.func)
     is_about = any(root_of(argument) == root for argument in call.args[:1]) or (
         isinstance(call.func, ast.Attribute) and root_of(call.func) == root
@@ -103,7 +103,7 @@ def _new_parameters(call: ast.Call, root: str) -> str:
 
 
 def _scaled_clipping(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
-    """A scaler multiplies gradients by thousands: a limit means nothing before they are unscaled."""
+    """Find clipping of scaled gradients: a scaler multiplies them by thousands, so a limit means nothing before they are unscaled."""
     calls = list(all_calls(tree))
     names = {last(call.func) for call in calls}
     clips = [call for call in calls if last(call.func) in {"clip_grad_norm_", "clip_grad_value_"}]
@@ -118,7 +118,7 @@ def _scaled_clipping(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
 
 
 def _left_in_evaluation(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
-    """`model.eval()` in a script that trains that model and never calls its `train()`."""
+    """Find `model.eval()` in a script that trains that model and never calls its `train()`."""
     calls = list(all_calls(tree))
     names = {last(call.func) for call in calls}
     trained = {root for call in calls if last(call.func) in OPTIMIZERS for root in _models_of(call)}
@@ -130,7 +130,7 @@ def _left_in_evaluation(tree: ast.Module, file: str) -> Iterator[PreflightCheck]
             continue
         is_back = any(last(other.func) == "train" and root_of(other.func) == root for other in calls)
         steps = [other.lineno for other in calls if last(other.func) == "backward"]
-        # After the last step it is for the final evaluation, unless a loop comes back to it.
+        # After the last step it serves the final evaluation, unless a loop comes back to it.
         if not is_back and (min(steps) > call.lineno or _shares_loop(tree, call, steps)):
             yield warned(
                 "evaluation mode", f"line {call.lineno}: `{root}.eval()`, and `{root}.train()` is never called: dropout and normalisation stay as in evaluation while it trains",

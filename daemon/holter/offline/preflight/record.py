@@ -8,7 +8,7 @@ PreflightOutcome = Literal["ok", "warning", "failed", "skipped"]
 
 
 class PreflightCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, and what to do about it."""
+    """The result of one check, and what to do about it."""
 
     check: str
     outcome: PreflightOutcome
@@ -19,20 +19,20 @@ class PreflightCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed(check: str, says: str, do: str, *, file: str = "", line: int = 0) -> PreflightCheck:
-    """It will not work."""
+    """Make a result for something that will not work."""
     return PreflightCheck(check=check, outcome="failed", says=says, do=do, file=file, line=line)
 
 
 def warned(check: str, says: str, do: str, *, file: str = "", line: int = 0) -> PreflightCheck:
-    """It will work, and somebody may be surprised."""
+    """Make a result for something that will work, but may surprise somebody."""
     return PreflightCheck(check=check, outcome="warning", says=says, do=do, file=file, line=line)
 
 
 def fine(check: str, says: str) -> PreflightCheck:
-    """Nothing to do."""
+    """Make a result that needs no action."""
     return PreflightCheck(check=check, outcome="ok", says=says)
 
 
 def skipped(check: str, says: str) -> PreflightCheck:
-    """It could not be looked at."""
+    """Make a result for something that could not be checked."""
     return PreflightCheck(check=check, outcome="skipped", says=says)

@@ -1,8 +1,9 @@
-"""A training script, looked at by its syntax tree: nothing is imported or run.
+"""Checks a training script by its syntax tree: nothing is imported or run.
 
-Found: collectives that only some ranks reach, epochs that all have one order, an accelerator or a wrapper that is left out, parameters that are
-frozen or made after they were wrapped, checkpoints that rotate away. What looks like these and is sound stays silent: both sides of a condition
-call the same, the known pair of barriers around a download, a group of its own, another model that is frozen.
+Found: collectives that only some ranks reach, epochs that all have one order, an accelerator or a wrapper that is left out,
+parameters that are frozen or made after they were wrapped, checkpoints that rotate away. Sound code that looks like these is
+not reported: both sides of a condition that call the same, the known pair of barriers around a download, a group of its
+own, another model that is frozen.
 """
 
 import ast
@@ -19,7 +20,7 @@ COLLECTIVES = frozenset(
      "wait_for_everyone", "gather_for_metrics", "pad_across_processes", "save_state", "load_state", "save_checkpoint", "consolidate_state_dict", "get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "full_tensor", "summon_full_params", "synchronize_between_processes"}
 )  # fmt: skip
 QUALIFIED = frozenset({"gather", "reduce", "scatter"})
-"""Collectives only as a method of `dist`, `distributed` or an accelerator."""
+"""Names that are collectives only as methods of `dist`, `distributed` or an accelerator."""
 _RANK_WORDS = frozenset(
     {"rank", "local_rank", "global_rank", "world_rank", "dp_rank", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
      "is_main", "is_master", "master_process", "is_rank0", "is_rank_zero", "is_global_zero", "is_world_process_zero", "is_local_process_zero", "main_process",
@@ -45,7 +46,7 @@ _KEEPS = frozenset({"save_total_limit", "total_limit", "keep_last_n", "max_to_ke
 
 
 def look(text: str, file: str) -> list[PreflightCheck]:
-    """Everything that is found, by line; a file that is no Python is one failed check."""
+    """Return everything that is found, by line; a file that is not Python gives one failed check."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -79,7 +80,7 @@ class _Call:
     name: str
     line: int
     side: str
-    """`main`, `others`, or empty where the condition is neither."""
+    """`main` or `others`; empty if the condition is neither."""
 
 
 @dataclass
@@ -87,7 +88,7 @@ class _Script:
     tree: ast.Module
     file: str
     calling: dict[str, str] = field(default_factory=dict)
-    """Functions of the script that call a collective -> which."""
+    """Functions of the script that call a collective -> that collective."""
 
     def __post_init__(self) -> None:
         functions = {
@@ -100,7 +101,7 @@ class _Script:
                     self.calling[name] = inside[0]
 
     def collectives(self) -> Iterator[PreflightCheck]:
-        """A condition on the rank, and behind it a call that all ranks must make."""
+        """Find calls that all ranks must make, under a condition on the rank."""
         for scope in self._scopes():
             calls = list(self._guarded(scope))
             sides = {(call.name, call.side) for call in calls}
@@ -133,7 +134,7 @@ class _Script:
                 yield node.body
 
     def _guarded(self, body: list[ast.stmt]) -> Iterator[_Call]:
-        """In one scope, functions inside it left out: they are scopes of their own."""
+        """Yield the calls under a condition in one scope, without functions inside it, which are scopes of their own."""
         for place, node in enumerate(body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if isinstance(node, ast.ClassDef):
@@ -161,7 +162,7 @@ class _Script:
                 yield from self._guarded(handler.body)
 
     def _cases(self, node: ast.Match) -> Iterator[_Call]:
-        """Sound where every case makes the same calls."""
+        """Yield the calls of all cases unless every case makes the same ones."""
         made = [list(self._collectives_in(case.body)) for case in node.cases]
         names = [sorted(name for name, _ in calls) for calls in made]
         if any(one != names[0] for one in names):
@@ -179,7 +180,7 @@ class _Script:
                     yield _Call(name, line, whose)
 
     def _expressions(self, node: ast.stmt) -> Iterator[_Call]:
-        """`rank == 0 and dist.barrier()`; `dist.barrier() if rank == 0 else None`."""
+        """Yield calls in expressions: `rank == 0 and dist.barrier()`; `dist.barrier() if rank == 0 else None`."""
         if not isinstance(node, ast.Expr | ast.Assign | ast.Return):
             return
         for inner in ast.walk(node):
@@ -198,7 +199,7 @@ class _Script:
                 yield from self._calls(node)
 
     def _calls(self, node: ast.AST) -> Iterator[tuple[str, int]]:
-        """(collective, line) of those among all ranks: a group of its own may be meant for some."""
+        """Yield (collective, line) of collectives of all ranks: one with its own group may be meant for some ranks."""
         for call in ast.walk(node):
             if not isinstance(call, ast.Call):
                 continue
@@ -213,7 +214,7 @@ class _Script:
                 yield self.calling[name], call.lineno
 
     def epochs(self) -> Iterator[PreflightCheck]:
-        """A DistributedSampler that shuffles, several epochs, and nobody says which."""
+        """Find a DistributedSampler that shuffles in a script with several epochs that never calls set_epoch."""
         samplers = [
             call
             for call in all_calls(self.tree)
@@ -228,7 +229,7 @@ class _Script:
             )  # fmt: skip
 
     def unprepared(self) -> Iterator[PreflightCheck]:
-        """An Accelerator, and a model, an optimizer or a loader of the training loop that it was not given."""
+        """Find an Accelerator that was not given a model, an optimizer or a loader of the training loop."""
         calls = list(all_calls(self.tree))
         makers = [call for call in calls if last(call.func) == "Accelerator"]
         if not makers:
@@ -297,7 +298,7 @@ class _Script:
                 yield name, line, "optimizer"
 
     def unwrapped(self) -> Iterator[PreflightCheck]:
-        """A process group, an optimizer that steps, and nothing that makes gradients agree."""
+        """Find a process group and an optimizer that steps, without anything that makes gradients agree."""
         names = {last(call.func) for call in all_calls(self.tree)}
         groups = [call for call in all_calls(self.tree) if last(call.func) == "init_process_group"]
         wraps = (
@@ -318,7 +319,7 @@ class _Script:
             )  # fmt: skip
 
     def late(self) -> Iterator[PreflightCheck]:
-        """What is frozen, unfrozen or added after it was wrapped: the wrapper has made its buckets."""
+        """Find parameters that are frozen, unfrozen or added after they were wrapped: the wrapper has made its buckets."""
         wrapped = self._wrapped()
         for root, line, what in _touched(self.tree):
             if root in wrapped and line > wrapped[root]:
@@ -328,7 +329,7 @@ class _Script:
                 )  # fmt: skip
 
     def _wrapped(self) -> dict[str, int]:
-        """Variable -> the line at which a wrapper or an accelerator got it, or gave it back."""
+        """Return, by variable, the line at which a wrapper or an accelerator got it or gave it back."""
         wrapped: dict[str, int] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and last(node.func) in _WRAPPERS:
@@ -350,7 +351,7 @@ class _Script:
         return wrapped
 
     def rotated(self) -> Iterator[PreflightCheck]:
-        """One checkpoint is kept: the next one, perhaps a poisoned one, deletes it."""
+        """Find a rotation that keeps one checkpoint, which the next one deletes, perhaps a poisoned one."""
         for call in all_calls(self.tree):
             for keyword in call.keywords:
                 if keyword.arg in _KEEPS and isinstance(keyword.value, ast.Constant) and keyword.value.value == 1:
@@ -363,7 +364,7 @@ class _Script:
                     )
 
     def saves_plain_weights(self) -> int:
-        """The line of `torch.save(model.state_dict(), ...)`; 0: there is none."""
+        """Return the line of `torch.save(model.state_dict(), ...)`; 0 if there is none."""
         for call in all_calls(self.tree):
             if (
                 last(call.func) in {"save", "save_file"}
@@ -376,7 +377,7 @@ class _Script:
 
 
 def _with_names_resolved(tree: ast.Module) -> ast.Module:
-    """`main = rank == 0` and later `if main:`: names that stand for a condition on the rank are written out."""
+    """Replace names that stand for a condition on the rank by that condition: `main = rank == 0` and later `if main:`."""
     meant: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -398,7 +399,7 @@ def _with_names_resolved(tree: ast.Module) -> ast.Module:
 
 
 def plain_save_line(text: str) -> int:
-    """The line that saves a module's own state dict; 0: none."""
+    """Return the line that saves a module's own state dict; 0 if there is none."""
     try:
         return _Script(ast.parse(text), "").saves_plain_weights()
     except (SyntaxError, ValueError, RecursionError):
@@ -426,7 +427,7 @@ def _is_rank(node: ast.AST) -> bool:
 
 
 def _side(test: ast.AST) -> str | None:
-    """Whom a condition on the rank lets in: `main`, `others`, or empty; None: it is no condition on the rank."""
+    """Return which ranks a condition lets in: `main`, `others`, or empty; None if it is no condition on the rank."""
     if not _is_rank(test):
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -445,7 +446,7 @@ def _side_of_comparison(operator: ast.cmpop, other: ast.expr) -> str:
         return ""
     has_zero = 0 in value if isinstance(value, list | tuple | set) else value in {0, "0"}
     if isinstance(operator, ast.Eq | ast.In | ast.LtE | ast.Is):
-        # rank == -1 says that the job is not distributed.
+        # rank == -1 means that the job is not distributed.
         return "main" if has_zero else "others" if value != -1 else ""
     if isinstance(operator, ast.NotEq | ast.NotIn | ast.Gt | ast.IsNot):
         return "others" if has_zero else ""
@@ -466,7 +467,7 @@ def _counts_epochs(loop: ast.For | ast.While) -> bool:
 
 
 def _loader(node: ast.expr) -> str:
-    """What a loop iterates: through enumerate, tqdm, zip."""
+    """Return what a loop iterates over, seen through enumerate, tqdm and the like."""
     while (
         isinstance(node, ast.Call) and node.args and last(node.func) in {"enumerate", "tqdm", "iter", "islice", "cycle"}
     ):
@@ -475,7 +476,7 @@ def _loader(node: ast.expr) -> str:
 
 
 def _touched(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
-    """(variable, line, what) of everything that is frozen, unfrozen or added."""
+    """Yield (variable, line, what happens) of everything that is frozen, unfrozen or added."""
     owners = _owners(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -501,7 +502,7 @@ def _assigned(target: ast.expr, node: ast.Assign, owners: dict[str, str]) -> Ite
 
 
 def _owners(tree: ast.AST) -> dict[str, str]:
-    """Loop variables over parameters or modules -> the variable that holds these."""
+    """Return, for loop variables over parameters or modules, the variable that holds these."""
     owners: dict[str, str] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.For) or not any(

@@ -1,4 +1,4 @@
-"""Settings of a job that contradict each other, or do something else than they say: environment, accelerate's YAML, DeepSpeed's JSON, the launcher's own words. Pure."""
+"""Finds settings of a job that contradict each other or mislead: environment, accelerate's YAML, DeepSpeed's JSON, the launcher's options. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -8,9 +8,9 @@ from holter.offline.found import Config
 from holter.offline.preflight.record import PreflightCheck, failed, warned
 
 MAX_TEMPORARY = 80
-"""Characters: what is put in there has names of its own."""
+"""Number of characters of TMPDIR, in which files get names of their own."""
 Fail = Callable[[str, str, str], PreflightCheck]
-"""Takes a setting's name, what it does, and what to do."""
+"""Takes a setting's name, what it does, and what to do about it."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOCAL = re.compile(r"^(localhost|127\.|::1|\[::1\]|0\.0\.0\.0)")
 
@@ -22,25 +22,25 @@ class JobContext:
     environ: Mapping[str, str]
     configs: tuple[Config, ...] = ()
     command: tuple[str, ...] = ()
-    """The launcher and its words; empty: not known."""
+    """The launcher and its arguments; empty if unknown."""
     interfaces: frozenset[str] = frozenset()
-    """Network interfaces of this machine; empty: not known."""
+    """Network interfaces of this machine; empty if unknown."""
     num_devices: int | None = None
-    """GPUs of this machine; None: not known."""
+    """Number of GPUs of this machine; None if unknown."""
     num_cores: int = 1
     plain_save_line: int = 0
-    """Where the script saves a module's own state dict; 0: nowhere, or no script."""
+    """Line on which the script saves a module's own state dict; 0 if there is none, or no script."""
 
     def is_on(self, name: str) -> bool:
-        """Whether a variable says yes."""
+        """Whether a variable is set to a true value."""
         return self.environ.get(name, "").strip().lower() in _TRUE
 
     def number(self, name: str) -> int | None:
-        """A variable that is a number."""
+        """Return a variable as a number; None if it is none."""
         return _number(self.environ.get(name, ""))
 
     def option(self, *names: str) -> str:
-        """The value of an option of the launcher: `--nnodes 2`, `--nnodes=2`, dashes or underscores; empty: not given."""
+        """Return the value of a launcher's option: `--nnodes 2`, `--nnodes=2`, dashes or underscores; empty if it is not given."""
         wanted = {name.replace("-", "_") for name in names}
         words = self.command[: self.command.index("--") + 1] if "--" in self.command else self.command
         for place, word in enumerate(words):
@@ -53,17 +53,17 @@ class JobContext:
         return ""
 
     def named_configs(self) -> list[str]:
-        """Files that the launcher is given."""
+        """Return the config files that the launcher is given."""
         options = ("config_file", "deepspeed_config_file", "deepspeed_config", "deepspeed")
         return [name for option in options if (name := self.option(option)) not in {"", "true"}]
 
     def values(self, kind: str) -> Iterator[tuple[Config, Mapping[str, str]]]:
-        """The configs of one kind."""
+        """Yield the configs of one kind with their values."""
         yield from ((config, config.values) for config in self.configs if config.kind == kind)
 
     @property
     def num_nodes(self) -> int:
-        """As far as anything says."""
+        """Number of machines, as far as anything says; 1 if nothing does."""
         said = [
             _number(self.option("nnodes", "num_machines").split(":")[0]),
             self.number("NNODES"),
@@ -75,7 +75,7 @@ class JobContext:
 
     @property
     def local_ranks(self) -> int:
-        """Ranks on this machine, as far as anything says; 1 if nothing does."""
+        """Number of ranks on this machine, as far as anything says; 1 if nothing does."""
         said = [
             _number(self.option("nproc_per_node", "nproc-per-node", "num_gpus")),
             self.number("LOCAL_WORLD_SIZE"),
@@ -90,7 +90,7 @@ class JobContext:
 
 
 def look(job: JobContext) -> list[PreflightCheck]:
-    """Everything that contradicts itself."""
+    """Return everything that contradicts itself."""
     return [
         *_names(job),
         *_environment(job),
@@ -173,7 +173,7 @@ def _environment(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - o
 
 
 def _names(job: JobContext) -> Iterator[PreflightCheck]:
-    """Names that mean the same and say different things, and folders whose names are too long."""
+    """Find names of one setting with different values, and folders whose names are too long."""
     for old in ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG"):
         said, new = job.environ.get(old), job.environ.get(f"TORCH_{old}")
         if said is not None and new is not None and said != new:
@@ -304,7 +304,7 @@ def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:
 
 
 def _kind(job: JobContext, values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
-    """What the named kind really starts, of so many processes on so many machines."""
+    """Check what the named kind really starts, for so many processes on so many machines."""
     kind, (ranks, machines) = values.get("distributed_type", "NO").upper(), size
     if kind == "MULTI_CPU" and ranks > 1 and machines == 1 and "mpirun_config.mpirun_hostfile" not in values:
         says = f"distributed_type: MULTI_CPU runs one process here, silently, not {ranks}"
@@ -320,7 +320,7 @@ def _kind(job: JobContext, values: Mapping[str, str], size: tuple[int, int], fai
 
 
 def _places(values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
-    """Machines and devices."""
+    """Check machines and devices."""
     ranks, machines = size
     if machines > 1 and (not values.get("main_process_ip") or _LOCAL.match(values["main_process_ip"])):
         says = f"{machines} machines, and main_process_ip is {values.get('main_process_ip') or 'not set'}"
@@ -338,7 +338,7 @@ def _places(values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Ite
 
 
 def _stage(job: JobContext, config: Config, values: Mapping[str, str], fail: Fail) -> Iterator[PreflightCheck]:
-    """ZeRO's stage against what else is set, and what the script saves."""
+    """Check ZeRO's stage against other settings, and against what the script saves."""
     name, stage = "deepspeed_config.zero_stage", values.get("deepspeed_config.zero_stage", "")
     is_deepspeed = values.get("distributed_type", "").upper() == "DEEPSPEED"
     is_init = values.get("deepspeed_config.zero3_init_flag", "").lower() in _TRUE
@@ -350,7 +350,7 @@ def _stage(job: JobContext, config: Config, values: Mapping[str, str], fail: Fai
 
 
 def _loading(config: Config, values: Mapping[str, str]) -> Iterator[PreflightCheck]:
-    """Weights that only rank 0 loads must be passed on."""
+    """Check that weights loaded only on rank 0 are passed on."""
     is_lean = values.get("fsdp_config.fsdp_cpu_ram_efficient_loading", "").lower() in _TRUE
     if is_lean and values.get("fsdp_config.fsdp_sync_module_states", "true").lower() not in _TRUE:
         says = "fsdp_cpu_ram_efficient_loading loads weights on rank 0 alone, and fsdp_sync_module_states is off: the other ranks hold what memory held"

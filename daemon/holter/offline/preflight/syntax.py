@@ -1,4 +1,4 @@
-"""Names in a syntax tree."""
+"""Helpers for names in a syntax tree."""
 
 import ast
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ OPTIMIZERS = frozenset(
 
 
 def all_calls(node: ast.AST) -> Iterator[ast.Call]:
-    """Every call below a node."""
+    """Yield every call below a node."""
     yield from (one for one in ast.walk(node) if isinstance(one, ast.Call))
 
 
 def last(node: ast.AST) -> str:
-    """`torch.distributed.barrier` -> `barrier`."""
+    """Return the last name: `torch.distributed.barrier` -> `barrier`."""
     if isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def root_of(node: ast.AST) -> str:
-    """`model.module.encoder` -> `model`; `self.model.encoder` -> `self.model`."""
+    """Return the first name: `model.module.encoder` -> `model`; `self.model.encoder` -> `self.model`."""
     words: list[str] = []
     while True:
         if isinstance(node, ast.Attribute):
