@@ -2,11 +2,11 @@
 
     fully_shard        summed over its mesh, divided by as many ranks, or by what `set_gradient_divide_factor` says
     DDP                summed over its group and divided by its size
-    experts            tokens of all ranks come to them by `all_to_all`, so that the losses of all ranks are in their gradients; nobody
+    experts            tokens of all ranks come to them by `all_to_all`, so that their gradients hold the losses of all ranks; nobody
                        divides what DDP was told to ignore, unless the script does: measured between the backward pass and the optimizer
     summed by hand     a gradient that was the same on every rank before the script's `all_reduce` added it up: measured before it and at the optimizer
 
-Told once, when the first steps are done. What a comm hook, a parameter's own hook or another framework does is not known, and is not told.
+It is reported once, after the first steps. What a comm hook, a parameter's own hook or another framework does is not known, and is not reported.
 """
 
 import functools
@@ -22,7 +22,7 @@ from holter.rank.models import Model, fsdp_groups, num_replicas, spans_world
 from holter.records import GradientScales, Named, ScaleGroup
 
 FIRST_STEP, LAST_STEP = 3, 12
-"""Steps at which it is measured, until all is known."""
+"""First and last step at which the divisors are measured, unless they are known earlier."""
 MAX_NAMES = 16
 SAME = 1e-3
 SCALE_FREE = ("adam", "lamb", "lion", "adagrad", "rmsprop", "adafactor", "muon", "rprop", "shampoo", "soap")
@@ -33,21 +33,21 @@ Held = dict[int, tuple[str, Any]]
 
 
 class GradientScaleProbe:
-    """Finds out by what gradients are divided."""
+    """Finds out by which number the gradients of each parameter are divided."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.is_told = context.world_size == 1
-        """Nothing is looked at any more."""
+        """Whether the scales were reported; nothing is looked at after that."""
         self._has_exchange = False
         self._experts: tuple[int, Held, float] = (-1, {}, 0.0)
-        """Step, experts that nothing reduces, and the norm of their gradients when the backward pass was over."""
+        """A step, the experts that nothing reduces, and the norm of their gradients when that step's backward pass was over."""
         self._summed: dict[int, tuple[str, Any, float]] = {}
-        """Gradients that the script sums in the step under way: name, parameter, norm before."""
+        """Gradients that the script sums in the current step, by the parameter's id: name, parameter, norm before the sum."""
         self._step = -1
 
     def install(self) -> None:
-        """Notice tokens that travel between ranks, and sums over ranks."""
+        """Wrap the collectives that move tokens between ranks, and those that sum over ranks."""
         if dist.is_available():
             for name in ("all_to_all_single", "all_to_all"):
                 self._context.patches.replace(name, self._around_exchange, dist, dist.distributed_c10d)
@@ -78,7 +78,7 @@ class GradientScaleProbe:
         return all_reduce
 
     def _before_sum(self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, *_: Any, **__: Any) -> None:
-        """A tensor is about to be added up over all ranks: if it is a gradient, remember its norm."""
+        """Note the norm of a tensor that is about to be summed over all ranks, if it is a gradient."""
         if op != dist.ReduceOp.SUM or not spans_world(group) or type(tensor) is not torch.Tensor:
             return
         if self._step != self._context.log.step:
@@ -89,7 +89,7 @@ class GradientScaleProbe:
             self._read([tensor], lambda norm: self._summed.setdefault(id(parameter), (name, parameter, norm)))
 
     def backward_ended(self) -> None:
-        """Remember what experts have that nothing reduces."""
+        """Note the gradients of experts that nothing reduces, and their norm."""
         if not self._is_looking or not self._has_exchange:
             return
         held = {
@@ -107,7 +107,7 @@ class GradientScaleProbe:
             self._read([p.grad for _, p in held.values()], learn)
 
     def before_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """An optimizer is about to apply the gradients: see what became of them."""
+        """Measure the gradients that an optimizer is about to apply, and report the scales."""
         if not self._is_looking:
             return
         groups = [group for model in self._context.models.active() for group in _declared(model)]
@@ -132,7 +132,7 @@ class GradientScaleProbe:
             )
 
     def _measured_sums(self) -> Iterator[ScaleGroup]:
-        """Gradients that a sum over ranks made exactly as many times as large as there are ranks: they were the same everywhere."""
+        """Yield the gradients that a sum over all ranks made exactly `world_size` times as large: they were the same on every rank."""
         if self._step != self._context.log.step or not self._summed:
             return
         size, clip = self._context.world_size, self._clip_factor()
@@ -154,7 +154,7 @@ class GradientScaleProbe:
         return min(1.0, limit / (norm + 1e-6))
 
     def _norm(self, tensors: Sequence[Any]) -> float:
-        """0.0 where a device has not answered."""
+        """Return the norm over all these tensors; 0.0 if a device has not answered."""
         found: list[float] = []
         self._read(tensors, found.append)
         return found[0] if found else 0.0
@@ -169,7 +169,7 @@ class GradientScaleProbe:
 
 
 def _declared(model: Model) -> Iterator[ScaleGroup]:
-    """What wrappers say of themselves."""
+    """Yield the scales that follow from the settings of FSDP2 and DDP."""
     names = {id(p): name for name, p in model.parameters if p.requires_grad}
     for group in fsdp_groups(model.root):
         held = [name for one in group.fsdp_params if (name := names.get(id(one.sharded_param)))]
@@ -180,7 +180,7 @@ def _declared(model: Model) -> Iterator[ScaleGroup]:
         factor = float(group.gradient_divide_factor or reduced)
         num = reduced
         if experts and len(experts) == len(held):
-            # Tokens of every rank on the mesh of the whole model come to them.
+            # Tokens of every rank on the whole model's mesh come to the experts.
             num = max(reduced, len(model.span), _mesh_size(group))
         if held and num > 1:
             yield ScaleGroup(_named(held), factor, num, "fully_shard", [size for size in sizes if size > 1])
@@ -201,7 +201,7 @@ def _mesh_size(group: Any) -> int:
 
 
 def _ignored_experts(model: Model) -> list[tuple[str, Any]]:
-    """Experts that DDP, or `fully_shard`, leaves to their rank."""
+    """Return the experts that neither DDP nor `fully_shard` reduces."""
     return [
         (name, p)
         for name, p in model.parameters
@@ -210,7 +210,7 @@ def _ignored_experts(model: Model) -> list[tuple[str, Any]]:
 
 
 def _plain(models: Sequence[Model]) -> list[tuple[str, Any]]:
-    """Parameters of models on a mesh that are no shards: what a script may sum by itself, rightly or twice."""
+    """Return the parameters on a mesh that are not shards: the script may sum their gradients itself, once or once too often."""
     return [(name, p) for model in models if model.axes for name, p in model.parameters if not hasattr(p, "placements")]
 
 

@@ -1,7 +1,7 @@
 """Gradients, read at every step.
 
-The rank's own at the end of backward, before any reduction; where those cannot be seen, or something is suspected, those that the
-optimizer is given.
+The rank's own gradients are read at the end of backward, before any reduction. Where those cannot be seen, or something is suspected, the
+gradients that the optimizer is given are read.
 """
 
 import math
@@ -23,11 +23,11 @@ from holter.records import Nonfinite, Where
 _parameter = operator.itemgetter(1)
 
 NamedGradients = tuple[Sequence[tuple[str, Any]], Sequence[torch.Tensor]]
-"""Parameters by their names, and the gradient of each."""
+"""Parameters with their names, and the gradient of each."""
 
 
 class TensorShare(NamedTuple):
-    """The tensors that one step reads: every stride-th, from this number on."""
+    """The tensors that one step reads: every `stride`-th, beginning with `number`."""
 
     stride: int
     number: int
@@ -37,29 +37,32 @@ ALL = TensorShare(1, 0)
 
 
 class _AskedGradients:
-    """What a reading is about. A device answers later, perhaps much: until then nothing of the script's memory is held, neither gradients nor parameters."""
+    """The parameters and gradients that a reading covers.
+
+    A device may answer much later; until then neither gradients nor parameters are held, because they are the script's memory.
+    """
 
     def __init__(self, named: Sequence[tuple[str, Any]], gradients: Sequence[torch.Tensor]) -> None:
         self._named = named
         self.gradients = gradients
-        """None are left once they were let go."""
+        """The gradients; empty once they were let go."""
         self.is_answered = False
         self._left: list[tuple[str, weakref.ref[Any], int]] = []
-        """What is kept of each: the name, where its parameter is, and the number of its elements."""
+        """What is kept of each gradient after that: name, weak reference to the parameter, and number of elements."""
 
     def let_go(self, *, is_owed: bool) -> None:
-        """The reading has begun, or was answered already."""
+        """Let go of gradients and parameters once the reading has begun; names and weak references are kept if its answer is owed."""
         if is_owed:
             pairs = zip(self._named, self.gradients, strict=True)
             self._left = [(name, weakref.ref(p), gradient.numel()) for (name, p), gradient in pairs]
         self._named = self.gradients = ()
 
     def named(self) -> Sequence[tuple[str, Any]]:
-        """Names and parameters, None for one that the script let go of."""
+        """Return names and parameters; the parameter is None if the script has freed it."""
         return self._named or [(name, parameter()) for name, parameter, _ in self._left]
 
     def row(self, row: int) -> tuple[str, Any, int]:
-        """Name, parameter, number of elements."""
+        """Return the name, parameter (None if freed) and number of elements of one row of the answer."""
         if self._named:
             return *self._named[row], self.gradients[row].numel()
         name, parameter, numel = self._left[row]
@@ -77,15 +80,15 @@ class GradientProbe:
         self._context = context
         self._on_read = on_read
         self.ready_order: dict[int, int] = {}
-        """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
+        """Place of each parameter, by its id, in the order in which gradients became ready in the first backward pass."""
         self._order_hooks: list[Any] = []
         self._looked = -1, 0, 0
-        """The step and optimizer whose gradients were looked at last as applied, and the backward passes before that."""
+        """The step and the optimizer's id of the last reading of applied gradients, and the number of backward passes before it."""
         self._square_sums: dict[str, dict[TensorShare, float]] = {}
-        """Model's prefix -> sum of squares of each share, as last read."""
+        """Sum of squares of each share as it was last read, by the model's prefix."""
 
     def follow_order(self) -> None:
-        """Learn in which order backward reaches the parameters; for one pass."""
+        """Learn, during one backward pass, in which order it reaches the parameters."""
         if self.ready_order or self._order_hooks:
             return
         learn = self._context.guard.wrap(lambda p: self.ready_order.setdefault(id(p), len(self.ready_order)), "any")
@@ -97,17 +100,17 @@ class GradientProbe:
         ]
 
     def unfollow_order(self) -> None:
-        """The pass is over, well or badly."""
+        """Remove the hooks of `follow_order` after the backward pass, even if it raised."""
         for hook in self._order_hooks:
             hook.remove()
         self._order_hooks.clear()
 
     def read_local(self) -> None:
-        """The rank's own gradients, where the framework still shows them."""
+        """Read the rank's own gradients, where the framework still shows them."""
         context = self._context
         step = context.log.now
         reading_s = context.reading_s
-        # Micro-steps add up in .grad: the last reading of a step has them all.
+        # Micro-steps add up in .grad, so the last reading of a step covers them all.
         step.gradients.square_sums.clear()
         stride = context.schedule.plan.gradient_stride
         share = TensorShare(stride, step.step % stride)
@@ -128,9 +131,9 @@ class GradientProbe:
         step.cost.gradients_s += context.reading_s - reading_s
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
-        """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
+        """Read the gradients that the optimizer applies, if something is suspected or nothing was seen before the reduction."""
         step = self._context.log.now
-        # What a device still owes may turn out to be a suspect.
+        # An answer that a device still owes may turn out to name a suspect.
         if step.gradients.is_local_read and not step.suspects.tensors and not step.num_owed and not is_known_bad:
             return
         if getattr(optimizer, "found_inf", None) is not None:
@@ -146,7 +149,7 @@ class GradientProbe:
                 found = _with_gradients([named for named in model.parameters if id(named[1]) in held])
             else:
                 found = [named for named, _ in lent], [gradient for _, gradient in lent]
-            # Of some nobody can tell whether they are as they were: those are not read twice, before the step and after it.
+            # Gradients for which nobody can tell whether they have changed are not read twice, before the step and after it.
             if not is_again or GradientMark.of(found[1]) is not None:
                 self._read(model, step, found, "reduced_gradient", ALL, id(optimizer))
         if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
@@ -156,7 +159,7 @@ class GradientProbe:
     def _read(  # noqa: PLR0913, PLR0917 - a reading, named
         self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare, optimizer: int
     ) -> bool:
-        """False: they cannot be read."""
+        """Read these gradients and note those that are not finite as suspects; return False if they cannot be read."""
         if not found[1]:
             return True
         asked = _AskedGradients(*found)
@@ -174,7 +177,7 @@ class GradientProbe:
             if not rows and share.stride > 1 and is_alone and asked.gradients:
                 self._context.hold.known_finite.note(asked.gradients)
             if counts:
-                # The table sums what is finite.
+                # The table's sum leaves out what is not finite.
                 of_all = self._sum_of_shares(model, share, math.nan if rows else seen.square_sum)
                 if of_all is not None:
                     step.gradients.square_sums[model.prefix, optimizer] = of_all
@@ -195,7 +198,7 @@ class GradientProbe:
 
         name = f"{where}{model.prefix}{share.number}"
         if where == "gradient" and not is_alone:
-            # Others add theirs to them: nobody else asks for these.
+            # The reduction will change these gradients, so nobody else will ask for them as they are now.
             is_read = self._context.read(name, found[1], learn, step=step) is not None
         else:
             answers = self._context.gradient_answers
@@ -204,7 +207,7 @@ class GradientProbe:
         return is_read
 
     def _sum_of_shares(self, model: Model, share: TensorShare, square_sum: float) -> float | None:
-        """Where tensors are read in turns, with what the others had when they were last read; None until all were."""
+        """Return the sum of squares of all shares, each as last read; None until every share was read once."""
         sums = self._square_sums.setdefault(model.prefix, {})
         if sums and next(iter(sums)).stride != share.stride:
             sums.clear()
@@ -217,7 +220,7 @@ def _bad(table: Any) -> Any:
 
 
 def _with_gradients(named: Sequence[tuple[str, Any]], owners: list[Any] | None = None) -> NamedGradients:
-    """`owners` are the same without names, if somebody has them."""
+    """Return the parameters that have a dense gradient, with the gradients; `owners` are the same parameters without names, if at hand."""
     gradients = gradients_of(map(_parameter, named) if owners is None else owners)
     if not are_plain(gradients):
         found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]

@@ -1,11 +1,11 @@
-"""Which module made the first number that is not finite, by the graph of a loss: no replay, so that it works where one would need other ranks.
+"""Which module made the first number that is not finite, read from the graph of a loss. Nothing is replayed, so no other rank is needed.
 
     up ── silu ── down ── loss = nan      a backward pass is about to begin: the graph still holds what its operations were given
     finite        nan                     `down` was given a NaN, `up` was not: `up`, or what follows it, made it
 
-Operations are numbered in the order of the forward pass, so that the first that holds such a number is known; the module is that of the last parameter
-that was used on the way to it. What a hook packed away (activation checkpointing, offloading) is left packed: to unpack it computes, and may communicate.
-Checkpointing computes the forward pass anew during the backward pass: there each module is looked at as it is called.
+Operations are numbered in the order of the forward pass, so the first one that holds such a number is known; the module is that of the last parameter
+that was used on the way to it. What a hook packed away (activation checkpointing, offloading) is left packed: unpacking computes, and may communicate.
+Checkpointing recomputes the forward pass during the backward pass: there each module is looked at as it is called.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,15 +18,18 @@ from holter.records import Origin
 
 MAX_NODES = 8192
 MAX_HOPS = 4
-"""From an operation to the parameter it uses: a cast, a transposition, a view."""
+"""Most operations (a cast, a transposition, a view) between an operation and the parameter it uses."""
 RAW = "_raw_saved_"
 REENTRANT = "CheckpointFunction"
 CARRIES = ("LogSoftmax", "Softmax")
-"""Operations that make no NaN of finite numbers: what they hold was given to them."""
+"""Operations that make no NaN out of finite numbers: one in their results was in their inputs."""
 
 
 def find(loss: torch.Tensor, names: Mapping[int, str], kinds: Mapping[str, str]) -> Origin | None:
-    """`names`: id of a parameter as the graph holds it -> its name; `kinds`: module -> its class. None: the graph does not tell."""
+    """Return the module that made the first number that is not finite; None if the graph does not tell.
+
+    `names` gives a parameter's name by its id, as the graph holds it; `kinds` gives a module's class by the module's name.
+    """
     nodes = _nodes(loss.grad_fn)
     layers = {node: name for node in nodes if (name := _layer(node, names))}
     if not layers:
@@ -37,7 +40,7 @@ def find(loss: torch.Tensor, names: Mapping[int, str], kinds: Mapping[str, str])
         any(_order(layer) >= _order(first) for layer in layers) or type(first).__name__.startswith(CARRIES)
     )
     if not before or not is_inside or any(map(_is_packed, nodes)):
-        # Behind the last layer the script's own loss may have made it; what is packed may have been earlier.
+        # After the last layer, the script's own loss may have made it; and what is packed may hold an earlier one.
         return None
     culprit = max(before, key=_order)
     place = sorted(map(_order, layers)).index(_order(culprit))
@@ -45,15 +48,15 @@ def find(loss: torch.Tensor, names: Mapping[int, str], kinds: Mapping[str, str])
 
 
 def is_recomputed(loss: torch.Tensor) -> bool:
-    """Whether the backward pass will compute parts of the forward pass anew, or unpack what it put away."""
+    """Whether the backward pass will recompute parts of the forward pass, or unpack saved tensors."""
     return any(map(_is_packed, _nodes(loss.grad_fn)))
 
 
 class RecomputedForward:
-    """Looks at each module without parts that is called until the end of a backward pass; installed when its loss is known not to be finite.
+    """Looks at each module without submodules that is called during a backward pass whose loss is not finite.
 
-    The last that was given finite numbers before one that was not is the one, as in a graph. A region that is computed anew ends as soon as it
-    has what the backward pass needs, so that what follows its last module may only be seen in the graph.
+    As in a graph, the culprit is the last module with finite inputs before the first one without. A recomputed region ends as soon as it has
+    what the backward pass needs, so that what follows its last module may only be seen in the graph.
     """
 
     def __init__(
@@ -64,14 +67,14 @@ class RecomputedForward:
         parts: Mapping[int, str],
         guarded: Callable[[Any], Any],
     ) -> None:
-        """`names` and `kinds` as for `find`; `parts`: id of a module -> its name, in the order of the model."""
+        """Install the hooks. `names` and `kinds` are those of `find`; `parts` gives a module's name by its id, in the order of the model."""
         self._parts, self._kinds = parts, kinds
         layers = [(node, name.rpartition(".")[0]) for node in _nodes(loss.grad_fn) if (name := _layer(node, names))]
         self._order = [module for _, module in sorted(layers, key=lambda layer: _order(layer[0]))]
         self._given_others = {module for node, module in layers if _is_tainted(node)}
         self._found: list[str] = []
         self._given: dict[str, float] = {}
-        """Module -> the largest magnitude of its input, all finite."""
+        """Largest magnitude of the input of each module whose inputs were all finite."""
         called = torch.nn.modules.module
         self._hooks = (
             called.register_module_forward_pre_hook(guarded(self._enter)),
@@ -79,10 +82,10 @@ class RecomputedForward:
         )
 
     def end(self) -> Origin | None:
-        """The first of the model's modules that made what is not finite of finite inputs."""
+        """Remove the hooks, and return the first module whose output was not finite although its inputs were; None if there is none."""
         for hook in self._hooks:
             hook.remove()
-        # A graph has the order of the calls, but nothing of what reentrant checkpointing hides.
+        # The graph has the order of the calls, but not of those that reentrant checkpointing hides.
         called = [*(self._order if self._given.keys() & set(self._order) else ()), *self._parts.values()]
         order = {name: place for place, name in reversed(list(enumerate(called)))}
         first = min((order[name] for name in self._given_others), default=-1)
@@ -120,7 +123,7 @@ class RecomputedForward:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Numbers in host memory; of a DTensor this rank's part."""
+    """Yield the floating-point tensors in host memory; of a DTensor, this rank's part."""
     for value in values if isinstance(values, (list, tuple)) else (values,):
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.is_floating_point():
             yield local(value.detach())
@@ -157,7 +160,7 @@ def _origin(name: str, kinds: Mapping[str, str], node: Any, follower: str, place
 
 
 def _nodes(first: Any) -> list[Any]:
-    """The operations behind one, itself among them."""
+    """Return an operation and those before it in the forward pass, at most `MAX_NODES` or a few more."""
     found: dict[Any, None] = {first: None} if first is not None else {}
     queue = list(found)
     while queue and len(found) < MAX_NODES:
@@ -169,7 +172,7 @@ def _nodes(first: Any) -> list[Any]:
 
 
 def _layer(node: Any, names: Mapping[int, str]) -> str:
-    """The parameter that an operation uses; empty: none."""
+    """Return the name of the parameter that an operation uses; empty if it uses none."""
     if hasattr(node, "variable"):
         return ""
     for function, _ in node.next_functions:
@@ -187,18 +190,18 @@ def _layer(node: Any, names: Mapping[int, str]) -> str:
 
 
 def _own(node: Any) -> bool:
-    """Whether it computes something: casts, transpositions and views keep no tensor."""
+    """Whether an operation keeps a tensor, and so computes something: casts, transpositions and views keep none."""
     raw = (getattr(node, name, None) for name in dir(node) if name.startswith(RAW))
     return any(bool(one) if isinstance(one, (list, tuple)) else True for one in raw)
 
 
 def _is_tainted(node: Any) -> bool:
-    """Whether it holds what is not finite."""
+    """Whether an operation holds a tensor with NaN or +Inf."""
     return any(map(_is_bad, _held(node)))
 
 
 def _held(node: Any) -> Iterator[torch.Tensor]:
-    """What it keeps for the backward pass and can be looked at: in host memory, not packed, not given back."""
+    """Yield the tensors that an operation keeps for the backward pass, if they are in host memory, not packed and not freed."""
     for name in dir(node):
         if name.startswith(RAW):
             yield from _unpacked(node, name)
@@ -210,7 +213,7 @@ def _unpacked(node: Any, name: str) -> Iterable[torch.Tensor]:
         is_function = isinstance(raw, (list, tuple))
         if any(one.unpack_hook is not None for one in (raw if is_function else (raw,))):
             return ()
-        # An autograd.Function of somebody's own, as ZeRO-3's layers are, keeps a list.
+        # A custom autograd.Function, such as ZeRO-3's layers, keeps a list.
         value = node.saved_tensors if is_function else getattr(node, name.replace(RAW, "_saved_"))
     except (AttributeError, RuntimeError):
         return ()
@@ -218,7 +221,7 @@ def _unpacked(node: Any, name: str) -> Iterable[torch.Tensor]:
 
 
 def _is_packed(node: Any) -> bool:
-    """Whether a hook has put away what it keeps, or it will be computed anew."""
+    """Whether a hook packed the tensors that an operation keeps, or they will be recomputed."""
     if type(node).__name__.startswith(REENTRANT):
         return True
     raw = (getattr(node, name, None) for name in dir(node) if name.startswith(RAW))

@@ -18,18 +18,18 @@ from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
 MANY = 16
-"""From so many elements on, a tensor does not return to its old value by chance."""
+"""A tensor with at least so many elements does not return to its old value by chance."""
 SCALED_SHARE, LEAST_SCALED = 0.02, 5e-6
 """How well ratios must agree, as a share of their distance from one, and the least distance that is not rounding."""
 LONG_STEPS = 8
 """Steps after which an idle parameter is worth an inspection."""
 MAX_WATCHED = 1024
-"""Candidates that are looked at in every step."""
+"""Number of parameters without a gradient that are looked at in every step."""
 NUM_WATCHED = 4
 MAX_OPTIMIZERS = 4
 MAX_NUMEL = 1 << 20
 TOLD_CHECKS = (4, 5, 16, 17)
-"""Gradients left for so many steps of comparison are told at once: twice, because one report is not believed."""
+"""Gradients left for so many steps of comparison are reported at once: always two in a row, because a single report is not believed."""
 
 
 @dataclass
@@ -39,11 +39,11 @@ class _KnownTensor:
     last: int
     last_step: int
     before: int = 0
-    """Before the last step read."""
+    """Fingerprint before the last step that was read."""
     num_still: int = 0
     """Readings in a row, before this one, in which it had not moved."""
     sizes: tuple[float, ...] = ()
-    """As of the last reading before which it had moved."""
+    """Norm, sum of magnitudes, least and largest value at the last reading before which it had moved."""
 
 
 @dataclass
@@ -53,13 +53,13 @@ class MovedTensors:
     in_step: list[int] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
-    """Moved in the last step read, and before this one again what it was before that one: the step was undone."""
+    """Moved in the last step read, but before this step had its old value again: the last step was undone."""
     since_first: list[int] = field(default_factory=list)
-    """Ever changed since it was first read."""
+    """Differ from what they were when they were first read."""
     scaled: list[int] = field(default_factory=list)
-    """Of those between: every element was multiplied by the same factor."""
+    """Moved between two steps, by multiplying every element by the same factor."""
     still: list[int] = field(default_factory=list)
-    """For each of the list: for how many readings it had not moved before this one."""
+    """For each tensor of the list, the number of readings before this one in which it had not moved."""
 
 
 class FingerprintHistory:
@@ -71,9 +71,9 @@ class FingerprintHistory:
     def compare(
         self, step: int, parameters: Sequence[Any], before: Any, after: Any, *, is_adjacent: bool
     ) -> MovedTensors:
-        """Take in two fingerprints of each, 0 where it was not read.
+        """Compare each tensor's fingerprints before and after this step (0: not read) with its earlier ones, and remember them.
 
-        With `is_adjacent`, only what was read after the very step before can have moved between steps.
+        With `is_adjacent`, only tensors that were also read after the step just before can have moved between steps.
         """
         moves = MovedTensors()
         for place, parameter in enumerate(parameters):
@@ -102,7 +102,7 @@ class FingerprintHistory:
         return moves
 
     def see_sizes(self, parameters: Sequence[Any], moves: MovedTensors, before: Any, after: Any) -> None:
-        """By the tables that were just compared: which of those that moved between two steps were only scaled."""
+        """Find, in the tables that were just compared, the tensors that moved between two steps and were only scaled."""
         for place in moves.between:
             known = self._known[id(parameters[place])]
             if parameters[place].numel() >= MANY and _is_scaled(known.sizes, _sizes(before, place)):
@@ -110,7 +110,7 @@ class FingerprintHistory:
             known.sizes = _sizes(after, place)
 
     def moved_since(self, step: int, parameters: Sequence[Any], now: Any) -> list[int]:
-        """Places of those that are not what the step before left; a reading between two steps."""
+        """Return the places of the tensors that a reading between two steps found different from what the step before had left."""
         moved = []
         for place, parameter in enumerate(parameters):
             known = self._known.get(id(parameter))
@@ -131,7 +131,7 @@ def _sizes(table: Any, place: int) -> tuple[float, ...]:
 
 
 def _is_scaled(was: tuple[float, ...], now: tuple[float, ...]) -> bool:
-    """Whether norm, sum of magnitudes, least and largest value all have the same ratio, and it is not one."""
+    """Whether norm, sum of magnitudes, least and largest value all changed by the same ratio, other than one."""
     if not was or not all(was) or not all(map(math.isfinite, (*was, *now))):
         return False
     ratio, *others = (new / old for new, old in zip(now, was, strict=True))
@@ -140,7 +140,7 @@ def _is_scaled(was: tuple[float, ...], now: tuple[float, ...]) -> bool:
 
 
 def prints(table: Any) -> Any:
-    """Fingerprints of a reading; 0 where a tensor had lost its memory."""
+    """Return the fingerprints of a reading; 0 for a tensor whose memory was freed."""
     return np.where(table.numel > 0, table.fingerprint, 0)
 
 
@@ -155,10 +155,10 @@ class _IdleSince:
 
 
 class IdleParameters:
-    """Parameters that are to be trained and get no gradient (None, or exactly zero everywhere), and for how many steps in a row.
+    """Trainable parameters that get no gradient (None, or exactly zero everywhere), and for how many steps in a row.
 
-    They are looked for at steps of comparison (None) and in every reading of the gradients (zero). What was found is looked at in every step
-    from then on, so that a branch that is used in other steps than those of comparison is not taken for idle.
+    They are looked for at steps of comparison (None) and in every reading of the gradients (zero). Those that were found are looked at in every
+    step from then on, so that a branch that is only used between steps of comparison is not taken for idle.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class IdleParameters:
         self._zero: dict[int, _IdleSince] = {}
 
     def look(self, step: int, trainable: Parameters, *, has_none: bool) -> None:
-        """A step of comparison: which gradients are None, if any of these optimizers' is."""
+        """Find, at a step of comparison, the parameters whose gradient is None; `has_none` says whether there may be any."""
         if not self._none and not has_none:
             return
         known = self._none
@@ -175,7 +175,7 @@ class IdleParameters:
         }
 
     def glance(self) -> None:
-        """Any step: forget those that have a gradient now."""
+        """Forget, at any step, the parameters that have a gradient now."""
         if not self._none:
             return
         for key, idle in list(self._none.items())[:MAX_WATCHED]:
@@ -185,11 +185,11 @@ class IdleParameters:
 
     @property
     def has_zero(self) -> bool:
-        """Whether some were zero everywhere when they were last read."""
+        """Whether some gradient was zero everywhere when it was last read."""
         return bool(self._zero)
 
     def see(self, step: int, named: Parameters, table: Any) -> None:
-        """A reading of gradients: which are zero everywhere."""
+        """Find, in a reading of gradients, those that are zero everywhere."""
         rows = np.flatnonzero((table.zeros == table.numel) & (table.numel > 0)).tolist()
         if self._zero:
             zero = {id(named[row][1]) for row in rows}
@@ -205,15 +205,15 @@ class IdleParameters:
                 self._zero[id(parameter)] = _IdleSince(weakref.ref(parameter), name, step)
 
     def none(self, step: int, trainable: Parameters) -> dict[str, int]:
-        """Names of those without a gradient, with the number of steps for which that has been so."""
+        """Return the names of the parameters without a gradient, each with the number of steps for which it has had none."""
         return self._streaks(self._none, step, trainable)
 
     def zero(self, step: int, trainable: Parameters) -> dict[str, int]:
-        """The same of those whose gradient is zero."""
+        """Return the same for the parameters whose gradient is zero everywhere."""
         return self._streaks(self._zero, step, trainable)
 
     def is_long(self, step: int) -> bool:
-        """Whether one of them has been idle for long."""
+        """Whether a parameter has been idle for at least `LONG_STEPS` steps."""
         if not self._none and not self._zero:
             return False
         return any(step - idle.since + 1 >= LONG_STEPS for idles in (self._none, self._zero) for idle in idles.values())
@@ -230,7 +230,7 @@ class IdleParameters:
 
 
 def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
-    """Which names to tell, and the least number of steps among them: only those that are idle for long, once there are any."""
+    """Return the names to report, and the least number of steps among them; once some have been idle for long, only those."""
     longest = [{name: steps for name, steps in each.items() if steps >= LONG_STEPS} for each in streaks]
     chosen = longest if any(longest) else list(streaks)
     return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
@@ -238,22 +238,22 @@ def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
 
 @dataclass
 class _Followed:
-    """One optimizer, and what its gradients held when its steps began."""
+    """What the gradients of one optimizer held when its steps began."""
 
     watched: "list[weakref.ref[Any]]" = field(default_factory=list)
     left: float | None = None
-    """Norm of what was left when the step under way began; None: it was judged, or nobody looked."""
+    """Norm of what was left in the gradients when the current step began; None if it was judged already, or nobody looked."""
     num_checks: int = 0
-    """In a row, with something left."""
+    """Number of checks in a row that found something left."""
     first: float = 0.0
     growth: float = 0.0
 
     def learn(self, table: Any) -> None:
-        """What was left was read."""
+        """Take the norm of what was left in the gradients."""
         self.left = math.sqrt(float(table.square_sum.sum()))
 
     def judge(self) -> None:
-        """It is about to step."""
+        """Count what was left, or start over if nothing was, when the optimizer is about to step."""
         norm, self.left = self.left, None
         if norm is None:
             return
@@ -265,10 +265,10 @@ class _Followed:
 
 
 class LeftoverGradients:
-    """What is left in the gradients when the first backward pass of a step begins: nothing, unless nobody clears them.
+    """What is left in the gradients when the first backward pass of a step begins: something only if nobody clears them.
 
-    Read of a few parameters of each optimizer, and believed only of the optimizer that then steps: of two that take turns, each clears its own
-    gradients at its own time.
+    A few parameters of each optimizer are read. The reading counts only for the optimizer that then steps: two optimizers that take turns
+    clear their gradients at different times.
     """
 
     def __init__(self, context: Context) -> None:
@@ -277,7 +277,7 @@ class LeftoverGradients:
 
     @property
     def num_checks(self) -> int:
-        """In a row, of the optimizer that has the most."""
+        """Number of checks in a row that found something left, for the optimizer with the most."""
         most = 0
         for followed in self._followed.values():
             most = max(most, followed.num_checks)
@@ -285,11 +285,11 @@ class LeftoverGradients:
 
     @property
     def growth(self) -> float:
-        """Its norm of the leftovers over what that was at the first of those."""
+        """Norm of that optimizer's leftovers, divided by the norm at the first of these checks."""
         return max(self._followed.values(), key=lambda one: one.num_checks, default=_Followed()).growth
 
     def take(self) -> None:
-        """The first backward pass of a step is about to begin."""
+        """Read the gradients when the first backward pass of a step is about to begin."""
         for reference, followed in list(self._followed.items())[:MAX_OPTIMIZERS]:
             if reference() is None:
                 del self._followed[reference]
@@ -305,7 +305,7 @@ class LeftoverGradients:
                 followed.left = 0.0
 
     def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """These are about to step: were their gradients cleared before? A device may answer for an earlier step."""
+        """Judge whether the gradients of these optimizers, which are about to step, were cleared; a device may answer for an earlier step."""
         for optimizer in optimizers:
             followed = self._followed.get(weakref.ref(optimizer))
             if followed is None:

@@ -1,12 +1,12 @@
-"""One training pass under hooks on every module: which were called, in which dtype, with gradients on, with anything but zeros.
+"""One training pass under hooks on every module: which modules were called, in which dtype, whether with gradients, and with how many zeros.
 
-    step 2      once a run
+    first       at step 2, once a run
     idle        when parameters have had no gradient for long, at most three times
-    changed     every 32 steps (fewer for models of many modules), dtypes alone, and outside of autocast whether values went through a narrower one;
-                told if one is not what it was at step 2
+    changed     every 32 steps (less often for models of many modules): only dtypes, and outside of autocast whether values went through a
+                narrower one; reported if something is not as it was at step 2
 
-The hooks stay until the backward pass is over: reentrant checkpointing calls its modules without gradients first, and again, with
-gradients, in backward. A model of which torch.compile or TorchScript has any part is left alone.
+The hooks stay until the backward pass is over: reentrant checkpointing calls its modules first without gradients, and in backward again with
+them. A model is left alone if torch.compile or TorchScript has compiled any part of it.
 """
 
 import math
@@ -27,30 +27,33 @@ from holter.records import Inspection, Named, Witness
 FIRST_STEP = 2
 MAX_IDLE = 3
 AGAIN_EVERY, MODULES_AGAIN = 32, 64
-"""Steps between two looks at the dtypes, for models of so many modules; twice as many for twice the modules. By modules, not by time: ranks look together."""
+"""Steps between two looks at the dtypes for a model of up to so many modules; twice the steps for twice the modules.
+
+It depends on the modules, not on the time that a look takes, so that all ranks look at the same steps.
+"""
 MAX_CHANGED = 4
-"""Changes of dtypes that are told."""
+"""Number of changes of dtypes that are reported."""
 MAX_WITNESSES, MAX_PLACES = 256, 512
 MAX_NAMES = 32
 MAX_DEPTH = 3
 NUM_ELEMENTS = 4096
 MAX_NODES = 64
-"""Operations between two modules that are gone through."""
+"""Number of operations between two modules that are followed back."""
 MAX_FOLLOWED = 8192
-"""Hooks on operations: more calls than that before a backward pass are a rollout's, and nothing is said of their gradients."""
+"""Number of hooks on operations. More calls than that before a backward pass belong to a rollout, and their gradients are not reported."""
 _SEEN = "holter"
-"""Under this name an operation knows the module whose output it made: the other way round its graph would be kept alive."""
+"""Key in an operation's metadata for the module whose output it made; a reference the other way round would keep the graph alive."""
 MIN_ROUNDED = 16
-"""Different values from which on their mantissas are no chance."""
+"""Number of different values from which on short mantissas are no coincidence."""
 OF_INPUT = " (input)"
 LOW_BITS = 0x1FFF
-"""Of a float32 those that float16 and bfloat16 do not have."""
+"""The mantissa bits of float32 that neither float16 nor bfloat16 has."""
 KINDS = ("Linear", "Conv", "Embedding", "Norm")
-"""What a module's class is called, if it is looked at although it has children."""
+"""Parts of the class names of modules that are looked at even if they have children."""
 FAST_PATHS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Outside of training these take another way, with other roundings, where no module has a hook."""
+"""Outside of training these modules take a fused path with other rounding, on which no hook is called."""
 UNCALLED = (nn.ParameterList, nn.ParameterDict)
-"""Never called, by design."""
+"""Modules that are never called, by design."""
 
 
 @dataclass
@@ -64,11 +67,11 @@ class _Seen:
     has_gradient_path: bool = False
     is_rounded: bool | None = None
     has_gradient: bool | None = None
-    """Whether anything but zeros came back to its output."""
+    """Whether the gradient of its output had anything but zeros; None if it was not seen."""
     gives_gradient: bool | None = None
-    """The same of its input."""
+    """The same for the gradient of its input."""
     feeders: "list[_Seen]" = field(default_factory=list)
-    """Whose results its input was made of."""
+    """The modules whose results its input was made of."""
 
 
 @dataclass
@@ -81,23 +84,23 @@ class _Pass:
     autocast_dtype: str = ""
     num_modules: int = 0
     called: dict[int, int] = field(default_factory=dict)
-    """Modules by their identity -> the how many-eth to be called first."""
+    """Place of each module, by its id, in the order of first calls."""
     rounded: dict[str, bool] = field(default_factory=dict)
-    """As in the record."""
+    """Whether values at a place (a module's name, perhaps with ` (input)`) went through a narrower dtype."""
     hooks: list[Any] = field(default_factory=list)
-    """On operations of the graph."""
+    """Hooks on operations of the graph."""
     is_followed: bool = True
-    """Whether all of them could be."""
+    """Whether the gradients of all calls could be followed; False if there were too many calls."""
 
 
 class InspectionProbe:
-    """Puts hooks on for one pass, and takes them off again."""
+    """Puts hooks on the modules for one pass, and removes them again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open: _Pass | None = None
         self._left: list[Any] = []
-        """Hooks of a pass that raised, on the roots themselves."""
+        """Hooks on the roots that could not be removed when a pass raised."""
         self._is_first_due = True
         self._is_asked = False
         self._num_idle = 0
@@ -108,14 +111,14 @@ class InspectionProbe:
         self._num_changed = 0
 
     def ask(self) -> None:
-        """Parameters are idle: inspect the next pass, to find out why."""
+        """Inspect the next pass, to find out why parameters are idle."""
         step = self._context.log.step
-        # Twice as long after each look: a branch that is idle by intention is not worth three looks in a row.
+        # The wait doubles with each look: a branch that is idle on purpose is not worth three looks in a row.
         if self._num_idle < MAX_IDLE and step >= self._asked_step << self._num_idle:
             self._is_asked = True
 
     def begin(self, module: nn.Module) -> None:
-        """A model is called in training."""
+        """Put hooks on a model that is called in training, if an inspection is due or under way."""
         log = self._context.log
         while self._left:
             self._left.pop().remove()
@@ -136,14 +139,14 @@ class InspectionProbe:
         self._put_on(self._open, module)
 
     def failed(self) -> None:
-        """A model's call is over; if it raised, the inspection ends."""
+        """End the inspection if the model's call that is over raised."""
         if self._open is not None and sys.exc_info()[0] is not None:
-            # Torch is going through the root's hooks just now: to take one away would raise.
+            # Torch is iterating over the root's hooks now: removing one would raise.
             self._left, self._open.of_roots = self._left + self._open.of_roots, []
             self.end(is_complete=False)
 
     def end(self, *, is_complete: bool = True) -> None:
-        """The backward pass is over, or the step, or the run."""
+        """Remove the hooks when the backward pass, the step or the run is over, and report what was seen if it is complete."""
         inspected, self._open = self._open, None
         if inspected is None:
             return
@@ -153,7 +156,7 @@ class InspectionProbe:
             self._context.writer.say(self._context.log.step, _record_of(inspected))
 
     def _is_news(self, inspected: _Pass) -> bool:
-        """What was asked for is; dtypes are if they are others than at first."""
+        """Whether the pass is worth reporting: a look at dtypes only if they differ from the first inspection, any other always."""
         dtypes = {name: seen.dtype for name, seen in inspected.seen.items() if seen.dtype}
         rounded = {name: seen.is_rounded for name, seen in inspected.seen.items() if seen.is_rounded is not None}
         rounded |= inspected.rounded
@@ -186,7 +189,7 @@ class InspectionProbe:
 
 
 def is_compiled(root: nn.Module) -> bool:
-    """Whether torch.compile or TorchScript has a part of this model, or of anything in this process: hooks would make it compile anew."""
+    """Whether TorchScript compiled a part of this model, or torch.compile anything in this process: hooks would make it recompile."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     if counters.get("stats", {}).get("unique_graphs", 0):
         return True
@@ -199,7 +202,7 @@ def is_compiled(root: nn.Module) -> bool:
 
 
 def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Submodules by name, without those that must have no hook."""
+    """Yield the submodules with their names, without those that must not have a hook."""
     shut: list[str] = []
     for name, module in root.named_modules():
         if any(name.startswith(prefix) for prefix in shut):
@@ -209,7 +212,7 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 shut.append(f"{name}." if name else "")
                 continue
             if isinstance(module, nn.MultiheadAttention):
-                # It reads its children's parameters and does not call them.
+                # Attention reads its children's parameters and does not call them.
                 shut.append(f"{name}.")
         yield name, module
 
@@ -255,7 +258,7 @@ def _watch(inspected: _Pass, seen: _Seen | None, name: str, wrap: Callable[..., 
 def _follow(
     inspected: _Pass, seen: _Seen, given: torch.Tensor | None, output: torch.Tensor, wrap: Callable[..., Any]
 ) -> None:
-    """What comes back to a module's output and input in the backward pass, and who feeds whom."""
+    """Follow the gradients of a module's output and input through the backward pass, and note which modules feed it."""
     if len(inspected.hooks) >= MAX_FOLLOWED:
         inspected.is_followed = False
         return
@@ -268,7 +271,7 @@ def _follow(
 
     for tensor, note in ((output, of_output), (given, of_input)):
         if tensor is not None and tensor.grad_fn is not None:
-            # On the operation, not on the script's tensor, which could not be saved or sent without a warning.
+            # The hook is on the operation: a script's tensor with a hook could not be saved or sent without a warning.
             inspected.hooks.append(tensor.grad_fn.register_prehook(wrap(_of_one(tensor.output_nr, note), "any")))
     if given is not None and given.grad_fn is not None and not seen.feeders:
         seen.feeders = _feeders(given)
@@ -285,7 +288,7 @@ def _of_one(number: int, note: Callable[[torch.Tensor], None]) -> Callable[[Any]
 
 
 def _feeders(given: torch.Tensor) -> list[_Seen]:
-    """The modules whose results an input was made of by a few operations; none if anything else that is trained went into it."""
+    """Return the modules from whose results a few operations made this input; empty if any other trained tensor went into it."""
     found: list[_Seen] = []
     known: set[Any] = set()
     todo: list[Any] = [given.grad_fn]
@@ -304,21 +307,24 @@ def _feeders(given: torch.Tensor) -> list[_Seen]:
 
 
 def _is_any(gradient: torch.Tensor) -> bool | None:
-    """Whether anything is not zero; of host memory only, where few passes are looked at."""
+    """Whether a gradient in host memory has anything but zeros; None for one that is not read, such as on a device."""
     if not gradient.is_cpu or type(gradient) is not torch.Tensor or not is_readable(gradient):
         return None
     return bool(gradient.any())
 
 
 def _lost_before(seen: _Seen, *, has_parameters: bool) -> list[_Seen]:
-    """Modules that get back nothing but zeros of what came to this one, or, if it has nothing to train itself, through it."""
+    """Return the feeders of a module if they all got zero gradients although a gradient went through it; else an empty list.
+
+    For a module without parameters, it is enough that a gradient came to its output.
+    """
     is_arriving = seen.gives_gradient if has_parameters else seen.has_gradient
     feeders = [feeder for feeder in seen.feeders if feeder is not seen]
     return feeders if is_arriving and all(feeder.has_gradient is False for feeder in feeders) else []
 
 
 def _first(thing: Any, depth: int = 0) -> torch.Tensor | None:
-    """The first floating-point tensor of a module's arguments or results."""
+    """Return the first floating-point tensor of a module's arguments or results; None if there is none."""
     if isinstance(thing, torch.Tensor):
         return thing if thing.is_floating_point() else None
     parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
@@ -327,7 +333,7 @@ def _first(thing: Any, depth: int = 0) -> torch.Tensor | None:
 
 
 def _zeros(tensor: torch.Tensor | None) -> float:
-    """Share of zeros in a sample; of host memory only, a device is never waited for."""
+    """Return the share of zeros in a sample; NaN if the tensor is not in host memory, for a device is never waited for."""
     if tensor is None or not tensor.is_cpu or type(tensor) not in (torch.Tensor, nn.Parameter):
         return math.nan
     tensor = tensor.detach()
@@ -343,7 +349,7 @@ def _note_rounded(inspected: _Pass, place: str, tensor: torch.Tensor | None) -> 
 
 
 def _is_rounded(tensor: torch.Tensor) -> bool | None:
-    """Whether a sample of float32 numbers has the short mantissas of a narrower dtype; None: too few that tell, or none to be read."""
+    """Whether a sample of float32 numbers has the short mantissas of a narrower dtype; None if too few values tell, or none can be read."""
     if tensor.dtype is not torch.float32 or not tensor.is_cpu or type(tensor) is not torch.Tensor:
         return None
     tensor = tensor.detach()
@@ -366,7 +372,7 @@ def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> Non
 
 
 def _record_of(inspected: _Pass) -> Inspection:
-    """Witnesses in the order of their calls: who feeds whom shows in it, and not in the order in which a model was built."""
+    """Return the record, with the witnesses in the order of their calls: unlike the order of construction, it shows which module feeds which."""
     witnesses, uncalled = [], []
     never = len(inspected.called)
     lost: dict[int, str] = {}

@@ -1,10 +1,11 @@
-"""Which classes the loss is given: counts of the labels that a classifying loss keeps for its own backward pass, one a sample.
+"""Which classes the loss is given: counts of the labels that a classifying loss keeps for its own backward pass, one per sample.
 
-The loss's graph is asked, not the batch: there labels are labels, whatever the script calls them, and whoever made the batch. Labels of
-tokens or pixels are not counted, for they are uneven by nature: of those only the number of classes is told. At every step of the first few dozen, then rarely; in host memory only.
+The labels are taken from the loss's graph, not from the batch: there they are known to be labels, whatever the script calls them. Labels of
+tokens or pixels are uneven by nature, so they are not counted, and only the number of classes is reported. Labels are read at every step of the
+first few dozen, then rarely, and only in host memory.
 
     cross_entropy, nll_loss                   whole numbers, and how many classes there are
-    binary_cross_entropy (with logits)        zeros and ones, a column
+    binary_cross_entropy (with logits)        zeros and ones, one column
 """
 
 from collections.abc import Callable, Iterator
@@ -24,19 +25,19 @@ except ImportError:  # built without a C compiler
 EVERY_STEP_UNTIL = 64
 THEN_EVERY = 16
 TOLD_AT = (12, 24, 36, 48, 64)
-"""Steps; from there on at every power of two."""
+"""Steps at which the counts are reported; after the last, at every power of two."""
 MAX_CLASSES = 1024
 MAX_TOLD = 64
-"""Classes, the commonest first."""
+"""Number of classes that are reported, the commonest first."""
 MAX_NODES = 24
 ROWS = 2
-"""Dimensions of scores with a row a sample or token."""
+"""Number of dimensions of scores with one row per sample or token."""
 CLASSES = "NllLossBackward"
 BINARY = ("BinaryCrossEntropyWithLogitsBackward", "BinaryCrossEntropyBackward")
 
 
 class LabelProbe:
-    """Counts classes at backward passes."""
+    """Counts the classes that the loss is given, at backward passes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -44,11 +45,11 @@ class LabelProbe:
         self._num_classes, self._is_weighted = 0, False
         self._first_step = self._last_step = -1
         self._is_over = False
-        """There are too many classes, or it is no such loss."""
+        """Whether counting has ended: there are too many classes, or the loss is not a classifying one."""
         self._num_misses = 0
 
     def look(self, loss: torch.Tensor, num_samples: Callable[[], int]) -> None:
-        """A backward pass of this loss begins; its batch had so many samples."""
+        """Count the labels of a loss whose backward pass begins; `num_samples` gives the size of its batch."""
         step = self._context.log.step
         if step != self._last_step and self._first_step >= 0 and _is_told_at(step):
             self._tell(step)
@@ -66,7 +67,7 @@ class LabelProbe:
             self._first_step = step
 
     def _count(self, node: Any, labels: torch.Tensor, num_samples: int) -> bool:
-        """False: these are no labels of samples, or lie where nobody looks."""
+        """Count the labels; return False if they are not one per sample, not in host memory, or cannot be counted."""
         if not labels.is_cpu or labels.numel() != num_samples or num_samples == 0:
             return False
         if labels.is_floating_point():
@@ -84,10 +85,10 @@ class LabelProbe:
         return not self._is_over
 
     def _tell_classes(self, step: int, node: Any) -> None:
-        """Of tokens or pixels: only how many kinds there are."""
+        """Report only how many classes there are, for labels of tokens or pixels."""
         scores = node._saved_self if node.name().startswith(CLASSES) else None  # noqa: SLF001
         if scores is not None and scores.dim():
-            # Of pixels the classes are the second dimension.
+            # For pixels, the classes are the second dimension.
             num = scores.shape[-1 if scores.dim() <= ROWS else 1]
             is_weighted = getattr(node, "_saved_weight", None) is not None
             self._context.writer.say(step, Labels(counts={}, num_classes=num, is_weighted=is_weighted, first_step=step))
@@ -114,7 +115,7 @@ def _is_told_at(step: int) -> bool:
 
 
 def _classifying(node: Any) -> Iterator[Any]:
-    """Nodes of the loss's graph that know their labels, the nearest first."""
+    """Yield the nodes of the loss's graph that hold labels, the nearest to the loss first."""
     nodes, num = [node], 0
     while nodes and num < MAX_NODES:
         node = nodes.pop(0)
