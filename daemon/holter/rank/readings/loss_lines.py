@@ -1,6 +1,6 @@
-"""Where in the script a loss was made that is not finite, and by which operation.
+"""Where the script made a loss that is not finite, and by which operation.
 
-Asked when a backward pass begins on such a loss: its graph still holds what the operations were given, so that a log of zero or a division
+This is asked when a backward pass begins on such a loss: its graph still holds the inputs of the operations, so that a log of zero or a division
 by zero is seen there. The line is found by reading the script:
 
     out = model(x)                  which function called the model was noted then
@@ -35,7 +35,7 @@ MEAN_OF_NOTHING, ALL_IGNORED = (
     "cross entropy in which every label is ignored",
 )
 OF_A_WRAPPER = frozenset({"_DDPSinkBackward"})
-"""Functions written in Python that give on what they are given."""
+"""Custom autograd functions that return their inputs unchanged."""
 Place = tuple[CodeType, int]
 """A function, and a line in it."""
 WORDS = {
@@ -43,7 +43,7 @@ WORDS = {
     "Mean": "mean", "NllLoss": "cross_entropy", "NllLoss2d": "cross_entropy", "BinaryCrossEntropy": "binary_cross_entropy", "Mul": "*", "Std": "std", "Var": "var",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "MseLoss": "mse_loss", "KlDiv": "kl_div", "LinalgVectorNorm": "norm", "Acos": "acos", "Asin": "asin", "Atanh": "atanh",
 }  # fmt: skip
-"""How an operation of the graph is written in a script."""
+"""How each operation of the graph is written in a script."""
 
 
 @dataclass
@@ -53,13 +53,13 @@ class LossTrace:
     operation: str = ""
     """`log of 3 of 8 values that are zero or negative`; empty: the graph does not tell."""
     is_of_nothing: bool | None = None
-    """Whether the operation is an average over no values; None: a part of the graph cannot be read."""
+    """Whether the operation is an average over no values; None if a part of the graph cannot be read."""
     are_outputs_finite: bool | None = None
-    """Of the models of the step, as they stood when the backward pass began; None: nobody could look."""
+    """Whether the outputs of the step's models were finite when the backward pass began; None if nobody could look."""
     lines: list[str] = field(default_factory=list)
     """Lines of the script, the likeliest first: `/home/me/train.py:41 in main: loss = total(out, y)`."""
     origin: Origin | None = None
-    """The module, as the loss's graph shows it."""
+    """The module that made the first number that is not finite, as the loss's graph shows it; None if it does not."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,7 +68,7 @@ def _is_own(filename: str) -> bool:
 
 
 def nearest_own(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the script's own code, not too far up."""
+    """Return the innermost frame of the script's own code within `MAX_UP` frames; None if there is none."""
     for _ in range(MAX_UP):
         if frame is None or _is_own(frame.f_code.co_filename):
             break
@@ -77,13 +77,13 @@ def nearest_own(frame: FrameType | None) -> FrameType | None:
 
 
 def caller() -> Place | None:
-    """Who calls now, of the script's own functions."""
+    """Return the innermost of the script's own functions that is running, and its current line; None if there is none."""
     frame = nearest_own(sys._getframe(1))  # noqa: SLF001
     return (frame.f_code, frame.f_lineno) if frame is not None else None
 
 
 def trace(loss: torch.Tensor, called: Place | None) -> LossTrace:
-    """`called`: where the script called its model; we are called by its backward pass."""
+    """Explain a loss that is not finite, at the start of its backward pass; `called` is where the script called its model."""
     name, operation, is_of_nothing = _culprit(loss.grad_fn)
     word = WORDS.get(name, name.lower())
     frame = nearest_own(sys._getframe(1))  # noqa: SLF001
@@ -92,7 +92,7 @@ def trace(loss: torch.Tensor, called: Place | None) -> LossTrace:
 
 
 def lines_in(function: Callable[..., Any], word: str = "") -> Iterator[str]:
-    """The line of a function of the script's own in which this operation stands, else where it returns."""
+    """Yield the line of one of the script's functions that has the operation `word` in it, and the line that makes what it returns."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None and _is_own(code.co_filename) and (scope := _scope(code)) is not None:
         yield from _inside(code, scope, word, {}, 1)
@@ -115,7 +115,7 @@ def _lines(frame: FrameType | None, called: Place | None, word: str) -> Iterator
 def _made(  # noqa: PLR0913, PLR0917 - where, what, and by which names it goes
     code: CodeType, scope: ast.AST, value: ast.expr | None, before: int, word: str, names: dict[str, Any], depth: int
 ) -> Iterator[str]:
-    """The lines that gave `value` what it is, as of line `before`."""
+    """Yield the lines, above line `before`, that gave `value` what it is."""
     line = before
     if isinstance(value, ast.Name):
         if not word and (added := _added(scope, value.id, before)) is not None:
@@ -133,7 +133,7 @@ def _made(  # noqa: PLR0913, PLR0917 - where, what, and by which names it goes
 
 
 def _inside(code: CodeType, scope: ast.AST, word: str, names: dict[str, Any], depth: int) -> Iterator[str]:
-    """The line of a function with the operation in it; else what it returns."""
+    """Yield the first line of a function with the operation in it, then the lines that make what it returns."""
     first, last = code.co_firstlineno, max((line for *_, line in code.co_lines() if line), default=code.co_firstlineno)
     if word:
         source = linecache.getlines(code.co_filename)
@@ -160,7 +160,7 @@ def _tree(filename: str) -> ast.Module | None:
 
 
 def _scope(code: CodeType) -> ast.AST | None:
-    """The function, or the module, of which this is the code."""
+    """Return the syntax tree of the function or module that has this code; None if it is not found."""
     tree = _tree(code.co_filename)
     if tree is None or code.co_name == "<module>":
         return tree
@@ -173,7 +173,7 @@ def _scope(code: CodeType) -> ast.AST | None:
 
 
 def _of_backward(scope: ast.AST, line: int) -> ast.expr | None:
-    """What backward is called on at this line: `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
+    """Return the loss of the backward call on this line: `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
     for node in ast.walk(scope):
         if not isinstance(node, ast.Call) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue
@@ -192,7 +192,7 @@ def _of_backward(scope: ast.AST, line: int) -> ast.expr | None:
 
 
 def _assigned(scope: ast.AST, name: str, before: int) -> ast.Assign | ast.AnnAssign | None:
-    """The last line that gave a name a new value, not one made of its old one."""
+    """Return the last assignment above line `before` that gave a name a value not made from its old one."""
     found: ast.Assign | ast.AnnAssign | None = None
     for node in ast.walk(scope):
         targets = (
@@ -209,7 +209,7 @@ def _assigned(scope: ast.AST, name: str, before: int) -> ast.Assign | ast.AnnAss
 
 
 def _added(scope: ast.AST, name: str, before: int) -> ast.stmt | None:
-    """The last line that adds to a name, or multiplies it by, what is computed on that line."""
+    """Return the last statement above line `before` that updates a name, as by adding to it, with the result of a call."""
     found: ast.stmt | None = None
     for node in ast.walk(scope):
         if not isinstance(node, ast.Assign | ast.AugAssign) or node.lineno >= before:
@@ -226,7 +226,7 @@ def _added(scope: ast.AST, name: str, before: int) -> ast.stmt | None:
 
 
 def _returned(scope: ast.AST, after: int) -> ast.Return | None:
-    """The first return at or after a line; of several values the first: `return (loss, out) if both else loss`."""
+    """Return the first `return` at or after a line, reduced to its first value: `loss` of `return (loss, out) if both else loss`."""
     found = [
         node
         for node in ast.walk(scope)
@@ -251,7 +251,7 @@ def _returned(scope: ast.AST, after: int) -> ast.Return | None:
 
 
 def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
-    """The function that an expression names, without running anything: no property is asked."""
+    """Return the function that an expression names, without running any code, not even a property; None if it names none."""
     if isinstance(expression, ast.Name):
         found = names.get(expression.id)
     elif isinstance(expression, ast.Attribute) and (owner := _resolved_owner(expression.value, names)) is not None:
@@ -283,7 +283,10 @@ def _globals(filename: str) -> dict[str, Any]:
 
 
 def _culprit(node: Any) -> tuple[str, str, bool | None]:
-    """(operation, what is wrong with what it was given), of the first operation of the graph that shows it; and whether any averages nothing."""
+    """Return the first operation with inputs outside its domain, what is wrong with them, and whether any operation averages nothing.
+
+    Both strings are empty if the graph shows no such operation; the last value is None if a part of the graph cannot be read.
+    """
     nodes, last, is_of_nothing = [node] if node is not None else [], ("", ""), False
     is_opaque = False
     seen: set[Any] = set()
@@ -295,7 +298,7 @@ def _culprit(node: Any) -> tuple[str, str, bool | None]:
         kind = type(node).__name__
         name = kind.partition("Backward")[0]
         is_opaque |= isinstance(node, torch.autograd.function.BackwardCFunction) and kind not in OF_A_WRAPPER
-        # The deepest that shows it comes first in time: what follows only carries it on.
+        # The deepest such operation was computed first; those after it only pass its result on.
         if said := _domain(name, node):
             last = (name, said)
             is_of_nothing |= said in (MEAN_OF_NOTHING, ALL_IGNORED)
@@ -304,7 +307,7 @@ def _culprit(node: Any) -> tuple[str, str, bool | None]:
 
 
 def _domain(name: str, node: Any) -> str:  # noqa: PLR0911 - a line for each kind of operation
-    """What is outside the operation's domain; empty: nothing that its graph shows."""
+    """Say what is outside the operation's domain; empty if the graph shows nothing."""
     given, other, result = (_saved(node, part) for part in ("self", "other", "result"))
     if name in ("Log", "Log2", "Log10") and given is not None:
         return _counted(given <= 0, f"{name.lower()} of", "that are zero or negative")
@@ -339,7 +342,10 @@ def _domain(name: str, node: Any) -> str:  # noqa: PLR0911 - a line for each kin
 
 
 def _saved(node: Any, part: str) -> torch.Tensor | None:
-    """What the graph keeps for the backward pass; it may be gone already, or be a plain number. To unpack what a hook packed would compute, and may communicate."""
+    """Return a tensor that the graph keeps for the backward pass; None if it was freed, is on a device, or was packed by a hook.
+
+    Unpacking would compute, and may communicate. A plain number is returned as a tensor.
+    """
     try:
         if getattr(getattr(node, f"_raw_saved_{part}", None), "unpack_hook", None) is not None:
             return None

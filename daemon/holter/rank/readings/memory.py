@@ -1,8 +1,8 @@
-"""How much memory the rank holds, at every step, and who keeps it when it grows: names of the script that hold more and more.
+"""How much memory the rank holds, at every step, and which names of the script hold more and more when it grows.
 
-A step's reading is one small file of /proc, held open; what is left on the host and in the container every sixteenth. Only when memory has
-grown by much are the script's own names looked at, twice: lists, dictionaries and the like that are global in its modules or local in the
-functions that are running. Nothing of theirs is called but their length.
+A step's reading is one small file of /proc, which is kept open; what is left on the host and in the container is read at every 16th step. Only when
+memory has grown by much are the script's own names looked at, several times: lists, dictionaries and the like that are global in its modules or
+local in running functions. Nothing is asked of them but their length.
 """
 
 import inspect
@@ -24,19 +24,19 @@ from holter.records import Hoard
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LEFT_EVERY = 16
 DEVICE_EVERY = 4
-"""The allocator's counters are gathered into a large dictionary whenever they are asked for."""
+"""Steps between two readings of the device's memory; each builds a large dictionary of the allocator's counters."""
 WARM_UP = 16
-"""Steps in which allocators and caches fill up."""
+"""Number of steps in which allocators and caches fill up; growth is counted from then on."""
 GROWN_BYTES = 48 << 20
 BETWEEN = 24
-"""Steps from one look at names to the next."""
+"""Number of steps from one look at names to the next."""
 MAX_LOOKS = 4
 MAX_NAMES = 2000
 CONTAINERS = (list, dict, set, deque, bytearray)
 
 
 class MemoryProbe:
-    """Looks once a step."""
+    """Reads the rank's memory once a step, and looks for what grows."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -48,7 +48,7 @@ class MemoryProbe:
         self._num_looks = 0
 
     def look(self) -> None:
-        """At the first backward pass of a step."""
+        """Read the memory, at the first backward pass of a step."""
         log = self._context.log
         if log.step == self._step or self._statm < 0:
             return
@@ -67,7 +67,7 @@ class MemoryProbe:
             self._look_at_names(log.step)
 
     def _look_at_names(self, step: int) -> None:
-        """Tell which name grew most since the last look, if one did."""
+        """Report the name that grew most since the last look, if it grew by at least one element every two steps."""
         now = {(name, where): len(thing) for name, where, thing in _containers()}
         before, since = self._lengths, self._looked_step
         self._lengths, self._looked_step, self._num_looks = now, step, self._num_looks + 1
@@ -88,7 +88,7 @@ def _opened(path: str) -> int:
 
 
 def _device_numbers(found: accelerator.Memory) -> dict[str, float]:
-    """What tensors hold of the device, and what is left if nobody else uses it."""
+    """Return the device memory that tensors hold, that the allocator has reserved, and that is left if nobody else uses the device."""
     return {
         "memory.device_bytes": float(found.held),
         "memory.device_cached_bytes": float(found.reserved),
@@ -97,7 +97,7 @@ def _device_numbers(found: accelerator.Memory) -> dict[str, float]:
 
 
 def host_left_bytes() -> int:
-    """What the kernel has to give, or the container's limit, whichever ends first; 0: not known."""
+    """Return the memory left on the host or under the container's limit, whichever is less; 0 if neither is known."""
     found = [_available(), _cgroup_left()]
     return min((left for left in found if left is not None), default=0)
 
@@ -112,7 +112,7 @@ def _available() -> int | None:
 
 
 def _cgroup_left() -> int | None:
-    """Of the group that the process is in, if it has a limit."""
+    """Return the bytes left in the process's control group; None if it has no limit."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
         folder = Path("/sys/fs/cgroup") / own
@@ -123,7 +123,7 @@ def _cgroup_left() -> int | None:
 
 
 def _containers() -> Iterator[tuple[str, str, Any]]:
-    """(name, where, thing): locals of the script's running functions, then globals of its modules, and one level of their attributes."""
+    """Yield (name, where, container) for locals of the script's running functions, then globals of its modules, and one level of their attributes."""
     num = 0
     for owner, names in _namespaces():
         for name, thing in list(names.items()):
@@ -141,7 +141,7 @@ def _containers() -> Iterator[tuple[str, str, Any]]:
 
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those of functions first: a large project has more globals than are looked at."""
+    """Yield namespaces, those of running functions first: a large project has more globals than are looked at."""
     yield from _running_functions()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

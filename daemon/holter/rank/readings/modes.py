@@ -1,10 +1,10 @@
 """Modules that are trained in evaluation mode: dropout that drops nothing, normalisation by statistics that no longer change.
 
-    a model returns a result that leads back to its parameters     the modes of this call
-    an optimizer that holds its parameters is about to step        if every such call was so: told, when it is not what was told last
+    a model returns a result that leads back to its parameters     the modes of this call are noted
+    an optimizer that holds its parameters is about to step        what was in evaluation mode at all these calls is reported, if it is new
 
-A model that is evaluated, or called for another one's loss, was also called in training before its own optimizer steps. All modules are looked
-at in the first steps, at every eighth, and when the outermost one has changed; else only that one is.
+A model that is evaluated, or called for another model's loss, was also called in training mode before its own optimizer steps. All modules are
+looked at in the first steps, at every eighth, and when the mode of the outermost has changed; otherwise only the outermost.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from holter.records import Modes, Named
 
 NUM_FIRST = 8
 LOOK_EVERY = 8
-"""Steps from one look at all modules to the next."""
+"""Number of steps from one look at all modules to the next."""
 MAX_NAMES = 32
 NORMS = (nn.modules.batchnorm._NormBase,)  # noqa: SLF001
 
@@ -31,28 +31,28 @@ class ModeProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._parts: dict[weakref.ref[nn.Module], tuple[int, list[tuple[str, weakref.ref[nn.Module]]]]] = {}
-        """Model -> generation of the models, and its modules for which the mode makes a difference."""
+        """For each model, the generation of the models, and its modules that behave differently in evaluation mode."""
         self._called: dict[str, tuple[frozenset[str], bool]] = {}
-        """Model's prefix -> what was in evaluation mode at every call since its optimizer last stepped, and whether the model itself was."""
+        """By model's prefix, the modules in evaluation mode at every call since its optimizer last stepped, and whether the model itself was."""
         self._last: dict[weakref.ref[nn.Module], tuple[bool, frozenset[str]]] = {}
         self._told: dict[str, tuple[frozenset[str], bool]] = {}
         self._held: tuple[Any, list[str]] = (None, [])
 
     def see(self, module: nn.Module, output: Any) -> None:
-        """A watched model returned."""
+        """Note the modes of a watched model that has returned, if its output leads back to its parameters."""
         if not torch.is_grad_enabled():
             return
         model = self._context.models.of(module)
         if model is None or not _leads_back(output):
             return
         names = self._look(module, model.prefix)
-        # Without a module that it makes a difference for, the mode is nobody's business.
+        # The mode matters only if some module behaves differently in it.
         is_whole = not module.training and bool(names)
         known = self._called.get(model.prefix)
         self._called[model.prefix] = (names, is_whole) if known is None else (names & known[0], is_whole and known[1])
 
     def settle(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """These are about to step: what was called for them is trained."""
+        """Report the modes of the models that these optimizers are about to step, if they differ from the last report."""
         if not self._called:
             return
         for prefix in self._prefixes(optimizers):
@@ -95,7 +95,7 @@ class ModeProbe:
         return next((model.inner for model in self._context.models if model.prefix == prefix), None)
 
     def _prefixes(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
-        """Of the models that these train; looked for again when models or optimizers have changed."""
+        """Return the prefixes of the models that these optimizers train; they are looked for again when models or optimizers have changed."""
         models = self._context.models
         state = models.outline(optimizers)
         if state != self._held[0]:
@@ -105,7 +105,7 @@ class ModeProbe:
 
 
 def is_sensitive(module: nn.Module) -> bool:
-    """Whether it computes something else in evaluation mode: it drops a share of its inputs, or keeps statistics.
+    """Whether a module computes something else in evaluation mode, because it drops a share of its inputs or keeps statistics.
 
     >>> is_sensitive(nn.Dropout(0.1)), is_sensitive(nn.Dropout(0.0)), is_sensitive(nn.BatchNorm1d(4)), is_sensitive(nn.LayerNorm(4))
     (True, False, True, False)
@@ -127,7 +127,7 @@ def _is_held(model: Model, held: set[int]) -> bool:
 
 
 def _leads_back(output: Any) -> bool:
-    """Whether a result, or a part of it, requires a gradient; what is no plain container is taken to."""
+    """Whether a result, or a part of it, requires a gradient; a result that is neither a tensor nor a plain container is taken to."""
     if isinstance(output, torch.Tensor):
         return bool(output.requires_grad)
     if isinstance(output, dict):

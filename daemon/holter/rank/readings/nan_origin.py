@@ -1,15 +1,16 @@
 """Where a NaN came from: a batch that was not finite, or the first module that made one out of finite inputs.
 
-Asked when the optimizer is given a gradient that is not finite; the weights are still those of the forward pass then, and the batch of the step
-is still held. The batch of every step is signed. On a healthy step of comparison its statistics are taken (range, mean, whether constant,
+This is asked when the optimizer is given a gradient that is not finite: the weights are then still those of the forward pass, and the batch of
+the step is still held. The batch of every step is signed. On a healthy step of comparison its statistics are taken (range, mean, whether constant,
 whether finite), and tensors that are never finite, such as a mask of -inf, are learnt.
 
-If the batch was finite, it is run through the model once more, under hooks. Nothing is left behind: no gradient is recorded; random states are
-put back; buffers and what modules keep in plain attributes are copies meanwhile. The wrapper is not called, and a collective that the
+If the batch was finite, it is run through the model once more, under hooks. Nothing is left behind: no gradient is recorded, random states are
+put back, and buffers and what modules keep in plain attributes are restored. The wrapper is not called, and a collective that the
 model calls itself ends the replay: one rank alone would wait for its peers for ever.
 
-On a device too, once the rank stands: before a step that is not applied, or after the device has left it out, with the call that was kept for that. The device is waited for
-then, which has nothing else to do. A step that was applied is not replayed there: its weights are not those of the call.
+The replay also runs on a device, once the rank stands still: before a step that is not applied, or after the device has left a step out, with the
+call that was kept for that. The device is waited for then, as it has nothing else to do. A step that was applied is not replayed on a device: the
+weights are no longer those of the call.
 """
 
 import contextlib
@@ -38,41 +39,41 @@ from holter.records import Origin
 from holter_kernels.devices import recorded
 
 PATIENCE_S = 10.0
-"""So long a replay waits for what a device was given before."""
+"""Seconds that a replay waits for the device to finish earlier work."""
 COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
 PLAIN = (list, dict, set)
 TORCHS_OWN = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
-"""Attributes of every module in which torch keeps its parts and hooks: what a forward pass writes is in the others."""
+"""Attributes in which torch keeps a module's parts and hooks; a forward pass writes to the others only."""
 NEAR_LIMIT = 0.01
-"""A -Inf beside values above this share of the dtype's largest number is an overflow, and no mask."""
+"""A -Inf beside values above this share of the dtype's largest number is an overflow, not a mask."""
 MAX_REPLAYS = 3
-"""A NaN has one origin; a run that goes on with it need not be replayed at every step."""
+"""Number of replays in a run: a NaN has one origin, and a run that goes on with it need not be replayed at every step."""
 MAX_CALLS = 32
-"""Calls of a step that are signed: a model may be called once for each element of a sequence."""
+"""Number of calls of a step that are signed: a model may be called once for each element of a sequence."""
 MAX_LEAVES = 8
-"""Tensors of a batch whose statistics travel."""
+"""Number of tensors of a batch whose statistics are reported."""
 MAX_LINES = 6
 
 
 class BatchBlameProbe:
-    """Looks at batches when there is a reason to."""
+    """Signs the batch of every step, and searches it for the origin of a NaN when there is one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._num_replays = 0
         self._healthy_steps = context.inputs.healthy_steps
         self._signature = 0
-        """Of inputs that no backward pass has claimed yet."""
+        """Signature of the inputs that no backward pass has claimed yet."""
         self._num_calls = 0
         self._num_samples = [0, 0]
-        """Of this step: by the models' inputs, by the loaders."""
+        """Number of samples in this step, counted by the models' inputs and by the loaders."""
         self._leaves: list[batches.Leaf] = []
-        """The last loader's batch."""
+        """Tensors of the last batch that a loader gave."""
         self._was: dict[str, str] = {}
-        """Path of an input -> that of the tensor in the loader's batch which it was."""
+        """For the path of an input, the path in the loader's batch of the tensor that it was."""
 
     def see_call(self) -> None:
-        """A model is called in training: its inputs are there."""
+        """Sign the inputs of a model that is called in training, and count their samples."""
         self._num_calls += 1
         if self._num_calls > MAX_CALLS:
             return
@@ -83,12 +84,12 @@ class BatchBlameProbe:
             if not num_samples and tensor.dim():
                 num_samples = tensor.shape[0]
         if inputs.stage is None or inputs.stage[1]:
-            # A later stage of a pipeline is given what another made: no batch, and all alike once it is NaN.
+            # A later stage of a pipeline is given another stage's output, not a batch, and these are all alike once they are NaN.
             self._signature = batches.fold(self._signature, batches.sign(tensors))
         self._num_samples[0] += num_samples
 
     def begin_backward(self, fetched: list[FetchedBatch]) -> None:
-        """What came since the last backward pass belongs to this step; `fetched` is what its loaders gave."""
+        """Add what came since the last backward pass to this step; `fetched` are the batches that its loaders gave."""
         for batch in fetched:
             self._signature = batches.fold(self._signature, batch.signature)
             self._num_samples[1] += batch.num_samples
@@ -98,19 +99,19 @@ class BatchBlameProbe:
         self._claim()
 
     def _keep_until_told(self, leaves: list[batches.Leaf]) -> None:
-        """For a device, which may tell of a NaN some steps later; of micro-batches the last few."""
+        """Keep the batch's last few tensors for a device that may report a NaN some steps later."""
         kept = self._context.log.now.suspects.fetched
         kept += [(path, t, t._version) for path, t in leaves if t.is_cpu and t.is_floating_point()]  # noqa: SLF001
         del kept[:-MAX_LEAVES]
 
     def investigate(self, *, is_applied: bool = False) -> None:
-        """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
+        """Look for the fault of a step that is not finite, first in its batch, and if that is sound, in the modules."""
         context = self._context
         context.log.now.suspects.is_questioned = True
         inputs = context.inputs.suspect or context.inputs.last
         bad = batches.read(tensors_of(inputs))
         if all(entry.name in self._healthy_steps for entry in bad):
-            # Labels go past the model.
+            # Labels are in the loader's batch, but not among the model's inputs.
             seen = {_place(tensor) for _, tensor in tensors_of(inputs)}
             bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
         senders = {path: context.inputs.received.get(tensor.data_ptr(), -1) for path, tensor in tensors_of(inputs)}
@@ -122,7 +123,10 @@ class BatchBlameProbe:
             self._replay(inputs, context.log.now, is_applied=is_applied)
 
     def investigate_left_out(self, step: OpenStep) -> None:
-        """A device has left out a step, some steps ago: the weights are still those of its call. One that was told of in time was asked about then."""
+        """Look for the fault of a step that the device left out some steps ago: the weights are still those of its call.
+
+        A step that the device reported in time was investigated then.
+        """
         if step.suspects.is_questioned:
             return
         is_sound = all(entry.name in self._healthy_steps for entry in step.suspects.inputs)
@@ -131,11 +135,11 @@ class BatchBlameProbe:
 
     @property
     def num_last_samples(self) -> int:
-        """Samples that the model was given in its last call of training."""
+        """Number of samples that the model was given in its last training call; 0 if it is not known."""
         return next((t.shape[0] for _, t in tensors_of(self._context.inputs.last) if t.dim()), 0)
 
     def observe(self, *, is_check: bool) -> None:
-        """A step is about to be applied: its batch is complete."""
+        """Claim the batch of a step that is about to be applied, and take its statistics at a healthy step of comparison."""
         self._claim()
         traced, step = self._context.inputs.trace, self._context.log.step
         if traced is not None and not self._context.log.now.suspects.is_questioned:
@@ -145,7 +149,7 @@ class BatchBlameProbe:
         self._leaves, self._num_calls, self._num_samples = [], 0, [0, 0]
 
     def _survey(self) -> None:
-        """The step is healthy: take the statistics of its batch."""
+        """Take the statistics of a healthy step's batch."""
         inputs, numbers = tensors_of(self._context.inputs.last), self._context.log.now.numbers
         told = self._told(inputs)[:MAX_LEAVES]
         found, is_odd = {}, False
@@ -155,12 +159,12 @@ class BatchBlameProbe:
             is_odd |= bool(entry.nans or entry.infs)
         called, fetched = self._num_samples
         if called or fetched:
-            # Loaders may be a batch ahead; but a model that is called twice for one loss sees its samples twice.
+            # Loaders may be a batch ahead, so the calls are counted, unless a model is called twice for one loss: it sees its samples twice.
             is_one_call_each = self._num_calls == self._context.log.now.passes.num_done
             numbers["batch.num_samples"] = float(called if called and (is_one_call_each or not fetched) else fetched)
         if not is_odd and not self._leaves and len(inputs) <= len(told):
             return
-        # The loader's tensors are often the very inputs: no memory is read twice.
+        # The loader's tensors are often the inputs themselves: no memory is read twice.
         paths = {_place(tensor): path for path, tensor in told}
         others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths])
         for entry in others[: MAX_LEAVES - len(told)]:
@@ -176,7 +180,10 @@ class BatchBlameProbe:
             self._learn_odd(path)
 
     def _told(self, inputs: list[batches.Leaf]) -> list[batches.Leaf]:
-        """The loader's batch; an input that once was a tensor of it, or looks like one that is not fed itself, stands in its place: what the script made of it is what is trained on."""
+        """Return the loader's batch, with a tensor replaced by the model's input that the script made of it, for that is what is trained on.
+
+        An input is taken for a tensor of the batch if it was that tensor at an earlier step, or is the only one of its shape and dtype.
+        """
         if not self._leaves:
             return inputs
         fetched = {_place(tensor): path for path, tensor in self._leaves}
@@ -189,7 +196,7 @@ class BatchBlameProbe:
         return [(path, instead.get(path, tensor)) for path, tensor in self._leaves]
 
     def _alike(self, tensor: torch.Tensor, inputs: list[batches.Leaf]) -> str:
-        """The one tensor of the loader's batch that this may have been made of, from the first step on; empty: there is none, or several."""
+        """Return the path of the one tensor of the loader's batch that this input may have been made of; empty if there is none, or several."""
         fed = {_place(each) for _, each in inputs}
         found = [
             path
@@ -200,7 +207,7 @@ class BatchBlameProbe:
         return found[0] if len(found) == 1 else ""
 
     def _learn_odd(self, path: str) -> None:
-        """A tensor of the batch is not finite and the step is: that is its nature. Of what a device still owes that is not known yet."""
+        """Learn that a tensor of the batch is not finite by nature, since the step is finite; wait if a device still owes an answer on that."""
         now = self._context.log.now
         if now.num_owed:
             now.suspects.odd.add(path)
@@ -247,21 +254,21 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, torch.dtype]:
 
 
 class AskedWhen(NamedTuple):
-    """When a step is asked about, which matters on a device: it tells of a NaN later."""
+    """When a step is investigated, which matters on a device: it reports a NaN later."""
 
     is_applied: bool = False
-    """What was computed from the call is in the weights, or may be."""
+    """Whether the step was applied to the weights, or may have been."""
     num_passes: int = 1
-    """Backward passes of the step."""
+    """Number of backward passes of the step."""
     is_later: bool = False
-    """Other steps have been computed since."""
+    """Whether other steps have been computed since."""
 
 
 AT_ONCE = AskedWhen()
 
 
 def _unquestioned(traced: LossTrace) -> Origin:
-    """A loss that is not finite, with gradients that are: nobody was asked to replay the batch."""
+    """Describe a loss that is not finite although its gradients are, so that the batch was not replayed."""
     return Origin(
         module="",
         module_class="",
@@ -277,7 +284,7 @@ def _unquestioned(traced: LossTrace) -> Origin:
 
 
 def find(inputs: Inputs | None, prefix: str, moment: AskedWhen = AT_ONCE) -> Origin:
-    """Replay the captured call; says why if that cannot be done."""
+    """Replay the captured call, and return the first module that made a NaN, or the reason why that is not known."""
     module = inputs.model() if inputs is not None else None
     if inputs is None or module is None:
         return _unknown("the inputs of the step were not seen")
@@ -297,7 +304,7 @@ def find(inputs: Inputs | None, prefix: str, moment: AskedWhen = AT_ONCE) -> Ori
 
 
 def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") -> str:
-    """Returns what the modules keep between calls, if anything: one that counts may have done something else the first time."""
+    """Replay the call under hooks. Return an attribute that the call changed, such as a counter, with which the replay may differ; empty if none."""
     is_cast, dtype = inputs.autocast
     with (
         _left_as_it_was(module) as moved,
@@ -351,7 +358,7 @@ class _CollectiveError(Exception):
 
 
 class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
-    """Lets every operation pass but collectives."""
+    """Lets every operation pass except collectives, which raise."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in COLLECTIVES:
@@ -360,7 +367,7 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _nowhere(counts: str, moment: AskedWhen) -> Origin:
-    """No module gave a number that is not finite."""
+    """Describe a replay in which every module's output was finite."""
     if moment.is_later:
         return _unknown(
             "every module's output was finite some steps later, when the device had told of it: a module may have changed since"
@@ -376,9 +383,10 @@ def _unknown(reason: str) -> Origin:
 
 
 class _OriginSearch:
-    """Judges modules as they end; children end before their parents, so that the first that is found is the innermost.
+    """Judges modules as they return; children return before their parents, so the first origin that is found is the innermost.
 
-    A module that makes a NaN or a +Inf out of finite inputs is an origin. A -Inf alone may be a mask: zeros beside it say so; otherwise the first is suspected.
+    A module that makes a NaN or a +Inf out of finite inputs is an origin. A -Inf alone may be a mask, and is one if all else is zero; otherwise
+    the first is suspected.
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
@@ -388,7 +396,7 @@ class _OriginSearch:
         self.origins: list[Origin] = []
 
     def judge(self, child: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A forward hook; raises when the rest of the pass is not needed."""
+        """Judge a module that returns, as its forward hook; raise `_FoundError` when the rest of the pass is not needed."""
         made = _Values.of(t for _, t in leaves(output, ""))
         if made.is_finite:
             return
@@ -406,7 +414,7 @@ class _OriginSearch:
         found = self._origin(child, taken, made)
         self.origins.append(msgspec.structs.replace(found, is_loss_alone=child is self._root and _is_scalar(output)))
         if not is_mild:
-            # What was suspected before is no part of it.
+            # Earlier suspects made only a mild -Inf; this module is the origin.
             del self.origins[:-1]
             raise _FoundError
 
@@ -431,23 +439,24 @@ class _OriginSearch:
 
 
 def _is_scalar(output: Any) -> bool:
-    """Whether of a model's outputs only single numbers are not finite: its loss."""
+    """Whether the only outputs of a model that are not finite are single numbers, such as its loss."""
     odd = [t for _, t in leaves(output, "") if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     return all(t.numel() == 1 for t in odd)
 
 
 @dataclass
 class _Values:
-    """What is odd about some tensors, taken together; integers are always finite."""
+    """Counts of what is not finite in some tensors together; integers are always finite."""
 
     nans: int = 0
     pos_infs: int = 0
     neg_infs: int = 0
     absmax: float = 0.0
-    """Of what is finite."""
+    """Largest finite magnitude."""
     dtype: str = ""
-    """Of the first tensor that is not finite, with its largest number."""
+    """Dtype of the first tensor that is not finite; empty if all are finite."""
     dtype_max: float = 0.0
+    """Largest number of that dtype."""
 
     @property
     def is_finite(self) -> bool:
@@ -455,7 +464,7 @@ class _Values:
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> "_Values":
-        """Over all these tensors."""
+        """Count over all these tensors."""
         found = cls()
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
@@ -490,7 +499,7 @@ def _hooked(module: torch.nn.Module, search: _OriginSearch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _left_as_it_was(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
-    """Random states, buffers and plain attributes, all put back at the end; gives who tells which number among them has changed."""
+    """Restore random states, buffers and plain attributes at the end; yields a function that names a number among them that has changed."""
     now = torch.random.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     there = [generator.get_state() for generator in accelerator.generators()]
     parts = list(module.modules())

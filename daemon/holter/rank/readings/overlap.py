@@ -1,16 +1,17 @@
-"""Samples that are evaluated and trained on: fingerprints of rows of batches, in two small tables that remember the newest.
+"""Samples that are both evaluated and trained on, found by fingerprints of rows of batches, in two small tables that keep the newest.
 
-Training is what a backward pass follows: the batch of its loader, or, where a script makes its batches itself, what the model was given.
-Evaluation is a loader that no backward pass follows while a model is called in evaluation mode, or that call itself if no loader fed it.
+A batch counts as training if a backward pass follows it: the loader's batch or, where a script makes its batches itself, the model's input.
+It counts as evaluation if its loader is followed by no backward pass while a model is called in evaluation mode. Without a loader, the input of
+that call counts.
 
-    a loader's first batches   held back: it may yet be trained on
-    its pass ends, or some backward passes went by without it   evaluated, if a model was called in evaluation mode meanwhile
+    a loader's first batches                                     held back: the loader may yet be trained on
+    its pass ends, or some backward passes went by without it    evaluated, if a model was called in evaluation mode meanwhile
 
-A script that makes its own batches may look at what it trains on with good reason (a batch's accuracy, a rollout): there a sample counts when
-it was evaluated at two moments or more, and not within a few steps of being trained on.
+A script that makes its own batches may have good reason to evaluate what it trains on (a batch's accuracy, a rollout): there a sample counts only
+if it was evaluated at two moments or more, and not within a few steps of being trained on.
 
-Of a batch a few rows are signed, of its largest tensor that is no mask. Padding at both ends is left out, so that a text is the same in a
-longer batch. Rows that are constant say nothing. Only host memory is read.
+A few rows of each batch are signed, taken from its largest tensor that is not a mask or the like. Padding at both ends is left out, so that a
+text is the same in a longer batch. Constant rows say nothing and are skipped. Only host memory is read.
 """
 
 import re
@@ -29,26 +30,26 @@ except ImportError:  # built without a C compiler
     _samples = None  # type: ignore[assignment]
 
 TABLE_BYTES = 1 << 20
-"""65,536 samples."""
+"""Size of each table: 65,536 samples."""
 TRAINED_ROWS, EVALUATED_ROWS = 8, 64
-"""Rows of a batch that are signed."""
+"""Number of rows that are signed of a batch of training, and of one of evaluation."""
 MIN_ROW_BYTES = 8
 MAX_CALLS = 64
-"""Evaluation calls of one step that are looked at."""
+"""Number of evaluation calls that are looked at in one step."""
 MAX_PENDING = 64
 PATIENCE = 4
-"""A loader that is trained on is known as such after three backward passes (`hooks.data.TOGETHER`)."""
+"""Backward passes without a batch of a loader after which it is settled; one that is trained on is known after three (`hooks.data.TOGETHER`)."""
 MIN_TOLD = 3
 MAX_LOADERS = 62
 BY_CALL = 63
-"""In place of a loader's number: the model was called with tensors that no loader gave."""
+"""Stands in place of a loader's number if the model was called with tensors that no loader gave."""
 SIDE_INPUTS = re.compile(r"mask|pos|segment|token_type|len|index|idx|weight|label|target")
 WHOLE_SAMPLE = 64
 
 
 @dataclass
 class _Pending:
-    """Batches of a loader of which it is not known yet what they are for."""
+    """Batches of a loader that are not yet known to be trained on or evaluated."""
 
     epoch: int
     prints: list[bytes] = field(default_factory=list)
@@ -58,19 +59,19 @@ class _Pending:
 
 @dataclass
 class _Side:
-    """What was seen of training, or of evaluation."""
+    """The samples that were trained on, or those that were evaluated."""
 
     table: bytearray = field(default_factory=lambda: bytearray(TABLE_BYTES))
     round: tuple[int, int] = (-1, -1)
     num_in_round: int = 0
     num_pairs: int = 0
-    """Samples that were compared within one pass over the data, in which none should come twice."""
+    """Number of pairs of samples compared within one pass over the data, in which none should come twice."""
     num_repeats: int = 0
 
 
 @dataclass
 class _Source:
-    """One loader that is evaluated, or the calls."""
+    """One loader that is evaluated, or all evaluation calls without a loader."""
 
     num_evaluated: int = 0
     num_met: int = 0
@@ -89,12 +90,12 @@ class OverlapProbe:
         self._sources: dict[int, _Source] = {}
         self._pending: dict[int, _Pending] = {}
         self._training = 0
-        """A bit for each loader that is trained on."""
+        """One bit for each loader that is trained on."""
         self._calls = (-1, 0)
         self._is_distinctive: bool | None = None
 
     def fetched(self, loader: int, epoch: int, leaves: list[Leaf], dataset: str) -> None:
-        """A loader that is not known to be trained on gave a batch."""
+        """Sign and hold back a batch of a loader that is not known to be trained on."""
         if loader > MAX_LOADERS or _samples is None:
             return
         pending = self._pending.get(loader)
@@ -107,17 +108,17 @@ class OverlapProbe:
             pending.prints.append(self._sign(leaves, EVALUATED_ROWS))
 
     def trains(self, loader: int) -> None:
-        """This loader is trained on; what was evaluated of it was so on purpose."""
+        """Note that this loader is trained on; an evaluation of its samples was on purpose."""
         if loader <= MAX_LOADERS:
             self._training |= 1 << loader
             self._pending.pop(loader, None)
 
     def ended(self, loader: int) -> None:
-        """A pass over this loader is over."""
+        """Settle a loader whose pass over the data has ended."""
         self._settle(loader)
 
     def train(self, leaves: list[Leaf], loader: int, epoch: int) -> None:
-        """A backward pass begins; these are the tensors that it is about."""
+        """Sign the tensors on which a backward pass is about to train; `loader` is negative if no loader gave them."""
         for number, pending in list(self._pending.items()):
             pending.num_backward += 1
             if pending.num_backward >= PATIENCE:
@@ -132,7 +133,7 @@ class OverlapProbe:
                 self._tell(source)
 
     def evaluation_call(self, leaves: Callable[[], list[Leaf]]) -> None:
-        """A model is called in evaluation mode."""
+        """Note that a model is called in evaluation mode; if no loader fed it, its input is what is evaluated."""
         if self._pending:
             for pending in self._pending.values():
                 pending.is_evaluated = True
@@ -145,7 +146,7 @@ class OverlapProbe:
                 self._tell(source)
 
     def _settle(self, loader: int) -> None:
-        """It was not trained on: if a model was evaluated meanwhile, it is a loader of the evaluation."""
+        """Count the held-back batches of a loader that was not trained on as evaluated, if a model was evaluated meanwhile."""
         pending = self._pending.pop(loader, None)
         if pending is not None and pending.is_evaluated:
             met = [self._evaluate(loader, prints, pending.epoch) for prints in pending.prints]
@@ -153,7 +154,7 @@ class OverlapProbe:
                 self._tell(source)
 
     def _evaluate(self, source: int, prints: bytes, round_: int) -> bytes:
-        """The sources of samples that were met."""
+        """Enter evaluated samples, and return the source of each that is also trained on, one byte each."""
         known = self._sources.setdefault(source, _Source())
         num_new, met = self._visit(self._evaluated, self._trained, prints, (source, round_), source)
         known.num_evaluated += num_new
@@ -211,14 +212,14 @@ class OverlapProbe:
             self._is_distinctive = _is_distinctive(chosen)
         rows, row_bytes = chosen.shape[0], chosen.nbytes // chosen.shape[0]
         every = -(-rows // most)
-        # Another of each few rows at every step: a batch that comes again is looked at elsewhere.
+        # Each step begins at another row, so that different rows are signed when a batch comes again.
         first = self._context.log.step % every
         trims = not chosen.is_floating_point() and chosen.dim() > 1
         return _samples.sign(chosen.data_ptr(), rows, row_bytes, row_bytes, chosen.element_size(), trims, first, every)
 
 
 def main_tensor(leaves: list[Leaf]) -> torch.Tensor | None:
-    """The largest tensor of a batch that lies densely in host memory and holds a row a sample."""
+    """Return the largest contiguous tensor of a batch in host memory that has one row per sample and is not a mask or the like."""
     best, most = None, 0
     for path, tensor in leaves:
         if (
@@ -236,7 +237,7 @@ def main_tensor(leaves: list[Leaf]) -> torch.Tensor | None:
 
 
 def _is_distinctive(tensor: torch.Tensor) -> bool:
-    """Whether rows are of numbers that are not whole: two of those are the same by no chance."""
+    """Whether most numbers are not whole: two rows of such numbers are not equal by chance."""
     if not tensor.is_floating_point() or tensor[0].numel() < 4:  # noqa: PLR2004
         return False
     few = tensor.reshape(-1)[:WHOLE_SAMPLE].double()

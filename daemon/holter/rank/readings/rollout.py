@@ -1,11 +1,12 @@
-"""Do the weights that generate equal those that train: fingerprints of both, tensor by tensor, when a script gives the former.
+"""Whether the weights that generate equal those that train: fingerprints of both, tensor by tensor, when a script gives the former.
 
     watch.log(rollout=sampler)     a module, or names and tensors, just before it generates
 
     live now      w3  b3  e3        equal: w     stale: b, as it was a log ago     missing: e
-    it generates  w3  b2  -
+    generating    w3  b2  -
 
-Nothing waits for a device: both are read in one pass, and told when it has answered. Of large tensors the first elements are read.
+Nothing waits for a device: both are read in one pass, and the result is reported when it has answered. Of large tensors only the first elements
+are read.
 """
 
 from collections import deque
@@ -19,18 +20,18 @@ from holter.records import Rollout
 from holter.records.rank import Named
 
 WRAPPERS = ("module.", "_orig_mod.", "model.", "ema_model.", "averaged_model.", "base_model.")
-"""What copies put before the names of their parameters."""
+"""Prefixes that wrappers and copies put before the names of their parameters."""
 MAX_ELEMENTS = 1 << 18
-"""Read of each tensor."""
+"""Number of elements read of each tensor."""
 MAX_LOGS = 8
-"""Earlier logs whose weights are known."""
+"""Number of earlier logs whose weights are remembered."""
 MAX_NAMED = 8
 KNOWN_SHARE = 0.5
-"""Of the live tensors: an engine that calls fewer of them by the same names has names of its own, and cannot be compared."""
+"""Least share of the live tensors that must be known by name: an engine with fewer uses names of its own, and cannot be compared."""
 
 
 def bare_name(name: str, live: Mapping[str, Any]) -> str:
-    """The name without what a wrapper put before it."""
+    """Return the name without the prefixes that wrappers put before it."""
     while name not in live:
         shorter = next((name.removeprefix(wrapper) for wrapper in WRAPPERS if name.startswith(wrapper)), None)
         if shorter is None:
@@ -40,7 +41,7 @@ def bare_name(name: str, live: Mapping[str, Any]) -> str:
 
 
 class Pair(NamedTuple):
-    """One tensor of the model, and what generates in its place."""
+    """One tensor of the model that trains, and the one that generates in its place."""
 
     name: str
     live: torch.Tensor
@@ -48,14 +49,14 @@ class Pair(NamedTuple):
 
 
 class RolloutReader:
-    """Remembers what the live weights were at the last logs."""
+    """Compares generating weights with the live ones, and remembers what those were at the last logs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._history: dict[str, deque[set[int]]] = {}
 
     def read(self, given: Mapping[str, torch.Tensor]) -> None:
-        """Compare, and tell when both were read."""
+        """Compare these weights with the live ones, and report the result when both were read."""
         live = self._live(given)
         if not live:
             return
@@ -107,7 +108,7 @@ class RolloutReader:
         )
 
     def _live(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors of the trained model that has the most names in common with what generates; none if it is that model itself, or too few."""
+        """Return the tensors of the trained model that has the most names in common with the generating weights; empty if there are too few."""
         best: dict[str, torch.Tensor] = {}
         most = 0
         for model in self._context.models:
@@ -132,7 +133,7 @@ def _is_comparable(tensor: Any) -> bool:
 
 
 def _parts(pair: Pair) -> Iterator[torch.Tensor]:
-    """What is read: the live one, the given one, and the live one in the other's dtype where they differ."""
+    """Yield the tensors to be read: the live one, the given one, and the live one cast to the given one's dtype if that differs."""
     live, given = _head(pair.live.detach()), _head(pair.given.detach())
     yield live
     yield given
@@ -141,7 +142,7 @@ def _parts(pair: Pair) -> Iterator[torch.Tensor]:
 
 
 def _head(tensor: torch.Tensor) -> torch.Tensor:
-    """Its first elements, without a copy where its memory allows that."""
+    """Return the first elements of a tensor, without a copy if it is contiguous."""
     flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.contiguous().reshape(-1)
     return flat[:MAX_ELEMENTS]
 

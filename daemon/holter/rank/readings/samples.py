@@ -1,9 +1,9 @@
-"""A few elements of many tensors, copied before a step and compared with what the step left.
+"""A few elements of many tensors, copied before a step and compared with their values after it.
 
     weight   [ x . . . . x . . . . x . . . . x ]      every stride-th element of its memory, at most 1024 of a tensor
     gradient [ g . . . . g . . . . g . . . . g ]      at the same places
 
-All by operations on the tensors' own device, whose results are read by the fused pass: nothing is waited for.
+All of it runs as operations on the tensors' own device, whose results are read by the fused pass: nothing is waited for.
 """
 
 import weakref
@@ -23,14 +23,14 @@ DTYPES = frozenset(
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """The elements that this rank holds, without a graph."""
+    """Return the elements that this rank holds of a tensor, detached from the graph."""
     # Not to_local(), which is an operation of its own for autograd and costs twenty times as much.
     part: torch.Tensor = tensor._local_tensor if hasattr(tensor, "placements") else tensor  # noqa: SLF001
     return part.detach()
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether it has floating-point elements of its own that lie densely in memory."""
+    """Whether a tensor has floating-point elements that lie densely in memory."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_meta
@@ -44,20 +44,20 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def is_plain_moment() -> bool:
-    """Whether operations of ours reach the tensors: no mode that records or batches operations is on, and no graph is being captured."""
+    """Whether our own operations run directly: no mode that records or batches operations is on, and no graph is being captured."""
     is_direct = torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
     return is_direct and not is_capturing()
 
 
 def strided(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """A view of at most so many elements, evenly spread over the tensor's memory."""
+    """Return a view of at most `most` elements, evenly spread over the tensor's memory."""
     step = -(-tensor.numel() // most)
     count = -(-tensor.numel() // step)
     return tensor.as_strided((count,), (step,), tensor.storage_offset())
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the indices 0 to count - 1, evenly spread."""
+    """Return at most `most` of the indices 0 to count - 1, evenly spread."""
     if count <= most:
         return list(range(count))
     return [index * count // most for index in range(most)]
@@ -79,7 +79,7 @@ class Samples:
             self._groups.append(([weakref.ref(p) for p in chosen], _weights(chosen), gradients != 0))
 
     def differences(self) -> list[torch.Tensor]:
-        """Three tensors a group: weights before, what was added to them, the same with NaN where the gradient was zero."""
+        """Return three tensors per group: the weights before, what was added to them, and the same with NaN where the gradient was zero."""
         out: list[torch.Tensor] = []
         for entry in self._groups:
             parameters = [reference() for reference in entry[0]] if entry else []
@@ -102,6 +102,6 @@ def _is_fit(parameter: Any) -> bool:
 
 
 def _weights(parameters: Sequence[Any]) -> torch.Tensor:
-    """In a dtype in which differences are exact enough never to vanish: float64 stays, all else becomes float32."""
+    """Return sampled weights in a dtype in which no difference vanishes: float64 stays, all others become float32."""
     flat = torch.cat([strided(local(p), MAX_ELEMENTS) for p in parameters])
     return flat.float() if flat.dtype != torch.float64 else flat.clone()
