@@ -16,9 +16,10 @@ from holter.records import Basis, Finding, Fix
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the differential: if the facts match, this detector's finding has the entry's cause, with this confidence and on this basis.
+    """One line of the differential.
 
-    A fact is True (seen), False (looked for and not seen) or None (nobody looked).
+    If the facts match, this detector's finding has the entry's cause, with this confidence and on this basis. A fact is True
+    (seen), False (looked for and not seen) or None (nobody looked).
     """
 
     detector: str

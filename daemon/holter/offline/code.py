@@ -162,7 +162,10 @@ Sizes = Mapping[str, float]
 
 
 def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
-    """Return the parameters of the layers that a model's `__init__` makes, as far as sizes follow from constants, defaults and settings."""
+    """Return the parameters of the layers that a model's `__init__` makes.
+
+    Sizes must follow from constants, defaults and settings.
+    """
     tree = _parsed(code.text)
     try:
         return _shapes(code, tree, settings) if tree is not None else None
@@ -187,7 +190,10 @@ def _shapes(code: Code, tree: ast.Module, settings: Mapping[str, str]) -> Shapes
 
 
 def _tied(tree: ast.Module) -> set[str]:
-    """Return the left sides of `self.head.weight = self.wte.weight`, which are the same tensors as the right sides and count once."""
+    """Return the left sides of `self.head.weight = self.wte.weight`.
+
+    They are the same tensors as the right sides and count once.
+    """
     pairs = [(node.targets[0], node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) and len(node.targets) == 1]  # fmt: skip
     return {
         f"{target.value.attr}.weight"

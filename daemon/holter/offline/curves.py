@@ -60,9 +60,9 @@ def judge(curves: Curves) -> Iterator[Finding]:
 
 
 def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
-    """Return since when the curve has been far above its best stretch until the end, and is not on its way back; None if it is not.
+    """Return since when the curve has been far above its best stretch until the end; None if it has not.
 
-    If the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
+    It must not be on its way back. If the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
     """
     if len(points) < MIN_POINTS:
         return None
@@ -94,7 +94,10 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
 
 
 def _is_steady_climb(levels: Sequence[float], best: float) -> bool:
-    """Whether it climbs from stretch to stretch for long, to nearly twice its best; then it need not have lost much of its way."""
+    """Whether it climbs from stretch to stretch for long, to nearly twice its best.
+
+    Then it need not have lost much of the way it had come.
+    """
     ups = sum(b > a for a, b in pairwise(levels))
     return len(levels) >= 10 and ups >= 0.85 * (len(levels) - 1) and levels[-1] > 1.8 * best > 0  # noqa: PLR2004 - no few, no chance
 
@@ -166,7 +169,10 @@ def _onset(  # noqa: PLR0913, PLR0917
 
 
 def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> tuple[int, float, float] | None:
-    """Return (step, before, after) of the last rise of the rate by half or more within one log, near a step, that is no warm-up."""
+    """Return (step, before, after) of the last rise of the rate near a step that is no warm-up.
+
+    It must be by half or more, within one log.
+    """
     known = finite(rates)
     found = None
     # The first log that is worse may be the one before: its loss was that of the step before the jump.
@@ -267,7 +273,7 @@ def _divergence(curves: Curves) -> Finding | None:
 
 
 def _is_rate_up(rates: Points) -> bool:
-    """Whether the rate was raised threefold from one log to the next while the run was under way, and stayed up until the end."""
+    """Whether the rate was raised threefold from one log to the next in mid-run, and stayed up until the end."""
     known = finite(rates)
     for place in range(max(3, len(known) // 20), len(known)):
         before, after = known[place - 1][1], known[place][1]
@@ -277,9 +283,10 @@ def _is_rate_up(rates: Points) -> bool:
 
 
 def _run_away_below(curves: Curves, known: Points) -> Finding | None:
-    """Find a loss that was positive for long and then falls below zero, faster and faster: something is maximised that should be minimised.
+    """Find a loss that was positive for long and then falls below zero, faster and faster.
 
-    The negative log-likelihood of a density passes zero too, but early, and then slows down.
+    Something is maximised that should be minimised. The negative log-likelihood of a density passes zero too, but early, and
+    then slows down.
     """
     if len(known) < MIN_POINTS or known[-1][1] >= 0:
         return None

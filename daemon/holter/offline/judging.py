@@ -142,7 +142,10 @@ def curves_of(run: LoggedRun) -> Curves:
 
 
 def _lost_terms(run: LoggedRun, loss: Points) -> Points:
-    """Return the steps at which a term of the loss is not finite after the last logged loss: their sum would not be finite either."""
+    """Return the steps at which a term of the loss is not finite after the last logged loss.
+
+    The sum would not be finite there either.
+    """
     last = loss[-1][0] if loss else -1
     terms = (run.points(name) for name in run.names() if loss and naming.term_of_loss(name))
     lost = {step for points in terms for step, value in points if step > last and not math.isfinite(value)}
@@ -262,7 +265,10 @@ def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
 
 
 def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
-    """Add the rates that follow from the settings if the log has none; with several runs it is unknown whose settings they are."""
+    """Add the rates that follow from the settings if the log has none.
+
+    With several runs it is unknown whose settings they are.
+    """
     num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
     if made.rate or num_runs > 1:
         return made
@@ -288,7 +294,10 @@ def _judged(finding: Finding, window: Window, run: LoggedRun) -> _Judged:
 
 
 def _concerned(run: LoggedRun, finding: Finding) -> tuple[int, ...]:
-    """Return the ranks concerned, of a log with several: those whose own loss is not finite, or far above the others', or all ranks."""
+    """Return the ranks concerned, of a log with several.
+
+    Those whose own loss is not finite, or far above the others', if these are only some; otherwise all.
+    """
     if len(run.by_rank) <= 1:
         return ()
     ranks = tuple(sorted(run.by_rank))
@@ -324,7 +333,10 @@ def _where(file: str, line: int) -> str:
 
 
 def _by_layer(window: Window) -> Iterator[Finding]:
-    """Find layers in a short log whose gradients at the last checks are next to nothing or exploding, compared with the others'."""
+    """Find layers in a short log whose gradients at the last checks are next to nothing or exploding.
+
+    They are compared with the other layers' gradients.
+    """
     checks = [
         (note.step, {one.module: one.gradient_norm for one in vitals.modules})
         for note, vitals in window.notes_of(Vitals)

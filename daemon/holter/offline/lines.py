@@ -200,7 +200,10 @@ def parse(line: str, context: LineContext) -> LogRow | None:
 
 
 def _padded(line: str, context: LineContext) -> int | None:
-    """Return the number between brackets that is as wide as earlier ones that began with blanks or zeros; None if there is none."""
+    """Return the number between brackets that is as wide as earlier ones that began with blanks or zeros.
+
+    None if there is none.
+    """
     for text in _PADDED.findall(line):
         if text[0] in " 0":
             context.width = len(text)
@@ -223,7 +226,9 @@ def _numbers(line: str, row: LogRow) -> None:
 
 
 def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None:
-    """Return the row of a table of two columns once its last line is printed; False while it continues, None if this is no table.
+    """Return the row of a table of two columns once its last line is printed.
+
+    False while the table continues, None if this is no table.
 
     | rollout/           |          |
     |    ep_rew_mean     | 22.9     |

@@ -101,7 +101,10 @@ _MEASURES = frozenset({"loss", "acc", "accuracy", "ppl", "perplexity", "kl", "en
 
 @lru_cache(maxsize=8192)
 def is_measured(name: str) -> bool:
-    """Whether it is measured in training; sizes, limits and download shares that a log prints before are no points of a curve."""
+    """Whether it is measured in training.
+
+    What a log prints before (sizes, limits, shares of a download) is no point of a curve.
+    """
     return bool(role(name) or set(words(name)) & _MEASURES or is_reward(name) or of_policy(name) or module_of_gradient(name))  # fmt: skip
 
 
@@ -151,7 +154,10 @@ _MEANT = {"entropy": "entropy", "kl": "kl", "reward": "reward", "rewards": "rewa
 
 @lru_cache(maxsize=8192)
 def of_policy(name: str) -> str:
-    """Return the live detectors' name for a measure of a policy: `entropy` for `policy/entropy_avg`, `reward` for `rollout/ep_rew_mean`; else empty."""
+    """Return the live detectors' name for a measure of a policy; empty if it is none.
+
+    `policy/entropy_avg` -> `entropy`, `rollout/ep_rew_mean` -> `reward`.
+    """
     own = [word for word in words(name) if word not in _AROUND]
     return _MEANT.get(own[0], "") if len(own) == 1 else ""
 
@@ -169,7 +175,10 @@ def is_adversarial(name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def term_of_loss(name: str) -> str:
-    """Return the term of a loss that is a sum: `bbox` for `loss_bbox`, `kl` for `loss/kl`, `cls` for `cls_loss`; empty if it is none."""
+    """Return the term of a loss that is a sum; empty if it is none.
+
+    `loss_bbox` -> `bbox`, `loss/kl` -> `kl`, `cls_loss` -> `cls`.
+    """
     parts = words(name)
     if set(parts) & HELD_OUT:
         return ""

@@ -102,7 +102,10 @@ def _never_finite(curves: Curves) -> Finding | None:
 
 
 def _at_the_end(norm: Points, first: int) -> Finding | None:
-    """Find a last few norms that are not finite, for the first time: the log ends before it shows whether one step was skipped."""
+    """Find a last few norms that are not finite, for the first time.
+
+    The log ends before it shows whether one step was skipped.
+    """
     if first < MIN_FINITE or any(not math.isfinite(value) for _, value in norm[:first]):
         return None
     return _of_norms("info", norm[first:], "for the first time, and the log ends there", is_brief=True)

@@ -196,7 +196,10 @@ class RowRecorder:
 
     @staticmethod
     def _beside(track: _Track, kind: frozenset[str]) -> int:
-        """Return the step of a line beside lines that count steps: the one they have reached, or the next if that has such a line already."""
+        """Return the step of a line beside lines that count steps.
+
+        It is the step that these have reached, or the next one if that has such a line already.
+        """
         step = track.highest if track.last.get(kind, -1) < track.highest else track.last[kind] + 1
         track.last[kind] = step
         track.first.setdefault(kind, step)

@@ -138,7 +138,10 @@ def is_underflowed(points: Points) -> bool:
 
 
 def underflowed(curves: Curves) -> Finding | None:
-    """Find a loss of exactly 87.3365, minus the logarithm of the smallest normal float32: the label's probability was zero or NaN and clamped."""
+    """Find a loss of exactly 87.3365, minus the logarithm of the smallest normal float32.
+
+    The label's probability was zero or NaN, and was clamped there.
+    """
     known = finite(curves.loss)
     first = len(known)
     while first and abs(known[first - 1][1] - SMALLEST) < HALF_A_DIGIT:

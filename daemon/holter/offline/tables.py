@@ -97,7 +97,10 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, 
 
 
 def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
-    """Read one JSON object per line, and errors from other lines; return how many were rows, 0 for a log, where most lines are not JSON."""
+    """Read one JSON object per line, and errors from other lines; return how many were rows.
+
+    0 for a log, in which most lines are not JSON.
+    """
     recorder, errors = RowRecorder(file), ErrorReader(file)
     num = num_others = 0
     for number, line in lines:
@@ -126,7 +129,10 @@ def _keep(recorder: RowRecorder, errors: ErrorReader, found: Found) -> None:
 
 
 def salvage(file: str, pieces: Iterable[str], found: Found, at_most: int = 10**9) -> int:
-    """Read a JSON file that ends too early or is too large: every complete object in it without others inside, or so many per piece."""
+    """Read a JSON file that ends too early or is too large; return how many were rows.
+
+    Every complete object in it without others inside is read, or so many per piece.
+    """
     return read_history(file, _whole_objects(pieces, at_most), found)
 
 
@@ -198,7 +204,10 @@ def looks_like_csv(head: str) -> str:
 
 
 def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found: Found) -> int:
-    """Read rows, where empty cells were not logged, and errors that a script may have printed below; return how many rows there were."""
+    """Read rows, in which empty cells were not logged; return how many there were.
+
+    A script may have printed errors below them, which are read, too.
+    """
     recorder, errors, names, num = RowRecorder(file), ErrorReader(file), [""], 0
     for number, line in lines:
         try:

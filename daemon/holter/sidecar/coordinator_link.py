@@ -105,10 +105,10 @@ class CoordinatorLink:
         return now_s - self._heard_s > (SILENT_S if self.is_connected else UNWATCHED_S)
 
     def is_own_directory(self, run_dir: str) -> bool:
-        """Whether this is the directory of our own coordinator: the job named it, or our token lies in it, where only its owner can put it.
+        """Whether this is the directory of our own coordinator.
 
-        Without this check, anything that answers at the coordinator's address could have ranks save wherever the job's user may
-        write.
+        It is if the job named it, or if our token lies in it, where only its owner can put it. Without this check, anything that
+        answers at the coordinator's address could have ranks save wherever the job's user may write.
         """
         if not run_dir or run_dir == self.run_dir:
             return bool(run_dir)

@@ -270,7 +270,10 @@ class EventLog:
 
 
 class DeviceHistory:
-    """The history of a device's readings: how much its counters grew, how long its clock has been held down, and whether a reading is news."""
+    """The history of a device's readings.
+
+    It holds how much the counters grew, for how long the clock has been held down, and whether a reading is news.
+    """
 
     def __init__(self) -> None:
         self.last: Device | None = None

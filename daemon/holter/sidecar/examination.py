@@ -217,7 +217,10 @@ class Examiner:
         return is_lock_free, (taken, error or (f"no native frames: {why_not}" if why_not else ""))
 
     async def _await_native(self, began_s: float, patience_s: float, *, is_wanted: bool) -> str:
-        """Wait for native frames that are wanted or already being taken; return why wanted ones are missing, empty if they are not."""
+        """Wait for native frames that are wanted or already being taken.
+
+        Return why wanted ones are missing; empty if they are not.
+        """
         now_s = clock.monotonic_s()
         if self._spying is None or self._spying.done():
             if not is_wanted or (self._native is not None and self._native.had_s >= began_s):
@@ -238,7 +241,7 @@ class Examiner:
         self._native = _Native(taken, error, beat, self._paused_s)
 
     def _is_still(self, native: "_Native", taken: list[ThreadStack]) -> bool:
-        """Whether the rank still stands where native frames were taken, by its heartbeat and its main thread's Python frames."""
+        """Whether the rank still stands where native frames were taken, by its heartbeat and main thread's Python frames."""
         is_same_place = self._watch.is_standing and native.beat == self._watch.beat
         return is_same_place and _has_native(native.stacks) and _python(native.stacks) == _python(taken)
 

@@ -53,7 +53,10 @@ class ErrorFile:
         self._said: list[str] = []
 
     def add(self, verdict: str) -> None:
-        """Put this verdict before earlier ones and what the rank has written itself; nobody reads the file if the rank does not fail."""
+        """Put this verdict before earlier ones and what the rank has written itself.
+
+        Nobody reads the file of a rank that does not fail.
+        """
         if self._path is None:
             return
         self._said.insert(0, f"holter: {verdict}")

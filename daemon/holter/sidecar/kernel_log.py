@@ -114,7 +114,10 @@ def _of_device(found: re.Match[str], text: str, device: Device) -> DeviceEvent:
 
 
 def is_same_address(one: str, other: str) -> bool:
-    """Whether two PCI addresses are of one device. The kernel leaves out the function, and some drivers the domain: `0000:3b:00`, `3b:00.0`."""
+    """Whether two PCI addresses are of one device.
+
+    The kernel leaves out the function, and some drivers the domain: `0000:3b:00`, `3b:00.0`.
+    """
     return bool(one) and bool(other) and _place(one) == _place(other)
 
 

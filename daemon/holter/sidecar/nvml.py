@@ -276,7 +276,10 @@ class NvmlReader:
             raise
 
     def _visible(self) -> Iterator[Any]:
-        """Yield the visible devices as CUDA counts them, None for a lost one; those after a device that does not exist are not visible."""
+        """Yield the visible devices as CUDA counts them, None for a lost one.
+
+        Devices listed after one that does not exist are not visible.
+        """
         text = self._wanted.visible
         if text is None:
             everything = list(self._all())
@@ -368,7 +371,10 @@ class NvmlReader:
         return known
 
     def _reasons(self) -> int | None:
-        """Return the bits that say what holds the clock down; drivers and libraries before 2023 have them under an older name."""
+        """Return the bits that say what holds the clock down.
+
+        Drivers and libraries before 2023 have them under an older name.
+        """
         found = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         found = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if found is None else found
         return None if found is None else int(found)
@@ -454,7 +460,7 @@ class NvmlReader:
 
 
 def _initialise(nvml: ModuleType) -> None:
-    """Initialise NVML, and tell the binding the older names of functions that this library does not have under the newer ones."""
+    """Initialise NVML, and tell the binding the older names of functions that this library lacks under newer ones."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -224,7 +224,10 @@ class Pressure:
 
 
 def cgroup_files(membership: str, name: str, controller: str = "") -> Iterator[Path]:
-    """Yield where a file of a process's control group may lie, from its /proc/PID/cgroup: version 2, alone or beside version 1."""
+    """Yield where a file of a process's control group may lie, from its /proc/PID/cgroup.
+
+    Version 2 may be used alone or beside version 1.
+    """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "-", "")
         if controllers == controller == "":

@@ -114,7 +114,7 @@ class Deadlines:
         waits.learn(wait_s, step, now_s)
 
     def learn_step(self, step: int, done: StepDone, now_s: float) -> None:
-        """Learn from the rank's report of a whole step which phases it had, and how long each lasted at least per micro-step."""
+        """Learn which phases a whole step had, from the rank's report, and how long each lasted at least per micro-step."""
         self.reach_step(step + 1)
         num = max(1, done.micro_steps)
         for name, seconds in done.phase_seconds.items():
@@ -295,7 +295,10 @@ class ProgressWatch:
         return self._say(verdict, now_s)
 
     def again(self, now_s: float) -> Overdue | None:
-        """Return what holds now, for a receiver that may have missed it: the present standstill, or that the last one is over."""
+        """Return what holds now, for a receiver that may have missed it.
+
+        That is the present standstill, or that the last one is over.
+        """
         if self._said is None:
             return self._moved_on
         return msgspec.structs.replace(self._said, waited_s=self.waited_s(now_s))

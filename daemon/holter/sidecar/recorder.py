@@ -108,7 +108,10 @@ class Recorder:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that a copy takes until it is parsed: the cheapest of the last few, because a busy machine can make any one late."""
+        """Seconds that a copy takes until it is parsed.
+
+        The cheapest of the last few, because a busy machine can make any one late.
+        """
         return min(self._costs_s) if len(self._costs_s) == COSTS_KEPT else 0.0
 
     async def is_lock_free(self, deadline_s: float = 1.0) -> bool | None:
@@ -354,7 +357,10 @@ class TrafficLog:
 
 
 def chosen_calls(calls: Iterable[Call]) -> list[Call]:
-    """Choose at most `MAX_STEP_CALLS` of a step's calls, from every group if there is room, in the order in which they were entered."""
+    """Choose at most `MAX_STEP_CALLS` of a step's calls, in the order in which they were entered.
+
+    Every group is represented if there is room.
+    """
     by_group: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         by_group[call.group].append(call)

@@ -267,7 +267,10 @@ class Sidecar:
             self._status = None
 
     def _give_notice(self, text: str) -> None:
-        """Write into the job's own log: the rank does so at its next step, and for a rank that stands still the sidecar does."""
+        """Write into the job's own log.
+
+        The rank does so at its next step; for a rank that stands still, the sidecar does.
+        """
         is_standing = self._watcher.is_standing or self._orders.is_standing
         if is_standing and say_in_job_log(self._process.pid, text):
             return
@@ -341,7 +344,7 @@ class Sidecar:
 
 
 class TableHistory:
-    """Keeps the fingerprints of the last steps by (class, step), so that the coordinator may ask for them later; bounded in bytes."""
+    """Keeps the last steps' fingerprints by (class, step), for the coordinator to ask for later; bounded in bytes."""
 
     def __init__(self, max_bytes: int = MAX_TABLE_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -160,7 +160,10 @@ class MetricsServer:
         self._connections: deque[asyncio.BaseProtocol] = deque()
 
     async def start(self) -> str:
-        """Start and return `host:port`, after `https://` with TLS; empty if no port can be had, which must not end the watching."""
+        """Start and return `host:port`, after `https://` with TLS.
+
+        Empty if no port can be had, which must not end the watching.
+        """
         host, tls, loop = self._settings.host, self._settings.tls, asyncio.get_running_loop()
         for port in (self._settings.port, 0):
             try:

@@ -97,7 +97,10 @@ class BatchValues:
             yield _finding(window, first, alike)
 
     def _is_little_data(self, window: Window, rank: int) -> bool:
-        """Whether this rank is fed the same few batches over and over; each is only one piece of evidence, however often it comes."""
+        """Whether this rank is fed the same few batches over and over.
+
+        Each of them is only one piece of evidence, however often it comes.
+        """
         signatures = {s for view in window.steps for s, ranks in view.batches.items() if rank in ranks}
         return 0 < len(signatures) < self.min_peers
 
@@ -192,7 +195,10 @@ class BatchValues:
         return len(run) >= self.min_run and math.comb(len(run) + len(before), len(run)) >= 1 / self.chance
 
     def _is_proof_beside_peers(self, run: Spreads, before: Spreads, limit: float) -> bool:
-        """Judge the same if one rank alone passed the limit each time: all other values of it and its peers count against it."""
+        """Judge the same if one rank alone passed the limit each time.
+
+        All other values of it and its peers count against it.
+        """
         if not all(_is_alone_above(point, limit) and point.high_rank == run[0][1].high_rank for _, point in run):
             return False
         num_else = sum(point.num for _, point in before) + sum(point.num - 1 for _, point in run)
@@ -267,7 +273,10 @@ def _run(points: Spreads, holds: Callable[[Spread, Spread], bool]) -> Spreads:
 
 
 def _jumped(points: Spreads, limit: Callable[[float], float]) -> tuple[Spreads, Spreads]:
-    """Split the points where all later ones exceed a limit made from the largest earlier one; the first part is empty if there is no such place."""
+    """Split the points where all later ones exceed a limit made from the largest earlier one.
+
+    The first of the two parts is the later one; it is empty if there is no such place.
+    """
     highs = [point.high for _, point in points]
     tops = list(accumulate(highs, max))
     floors = list(accumulate(reversed(highs), min))[::-1]

@@ -44,7 +44,10 @@ class DataCoverage:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """Yield at most one finding; a pass counted at its end is better evidence than the length announced at its beginning."""
+        """Yield at most one finding.
+
+        A pass counted at its end is better evidence than the length announced at its beginning.
+        """
         by_pass: dict[tuple[int, int], list[LoaderPass]] = {}
         for one in trained(passes(window)):
             by_pass.setdefault((one.begin.loader, one.begin.epoch), []).append(one)

@@ -94,7 +94,10 @@ class InputShift:
                 yield _shift((leaf, stat), points, cut, past, is_up=is_up)
 
     def _shifted(self, points: Points, size: float) -> tuple[int, bool, "_Past"] | None:
-        """Return where the newest points begin that all lie far on one side of all earlier ones: compared first with the oldest, then with all."""
+        """Return where the newest points begin that all lie far on one side of all earlier ones.
+
+        They are compared first with the oldest points, then with all earlier ones.
+        """
         for is_up in (True, False):
             past = _Past.of(points[: self.min_before])
             cut = len(points)

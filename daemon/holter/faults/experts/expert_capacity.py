@@ -112,7 +112,10 @@ def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
 
 
 def _own_loss(told: Routing) -> float | None:
-    """Return the share that a rank with all experts lost; None if its experts received less for another reason than being full."""
+    """Return the share that a rank with all experts lost.
+
+    None if its experts received less for another reason than being full.
+    """
     pairs = list(zip(told.counts, told.received, strict=True))
     full = max(received for _, received in pairs)
     is_overflow = all(received <= sent and (sent > full or received >= (1 - SLACK) * sent) for sent, received in pairs)

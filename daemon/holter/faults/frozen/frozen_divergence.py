@@ -232,7 +232,10 @@ def _finding(window: Window, parting: Parting, difference: Difference, doubt: Do
 
 
 def _agreed_steps(window: Window, parting: Parting, tensors: tuple[str, ...]) -> int:
-    """Return the last step at which all these tensors were equal, -1 if unknown: large ones are read in slices, and each comparison has others."""
+    """Return the last step at which all these tensors were equal, -1 if unknown.
+
+    Large tensors are read in slices, so that each comparison has others.
+    """
     before = _agreed_before(window, parting)
     if before is None:
         return -1
@@ -277,7 +280,10 @@ def _rounded(difference: Difference) -> Iterator[Evidence]:
 
 
 def _wrong_shards(window: Window) -> list[Finding]:
-    """Find frozen parameters whose shards cannot be weights on some ranks but can on others; zeros count only in several matrices."""
+    """Find frozen parameters whose shards cannot be weights on some ranks but can on others.
+
+    Shards of zeros count only in several matrices.
+    """
     shards = {id(census): _frozen_shards(census) for census in distinct_censuses(window, None)}
     if not any(shards.values()):
         return []
@@ -351,7 +357,10 @@ def _implausible(
 
 
 def _doubts(window: Window, parting: Parting, names: Iterable[str], ratio: float) -> Doubt:
-    """Find the ranks with implausible values in tensors that differ, unless all ranks have them; matrices count more than vectors."""
+    """Find the ranks with implausible values in tensors that differ, unless all ranks have them.
+
+    Matrices count more than vectors.
+    """
     tables = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
     marks = {rank: column(table, table.marks) for rank, table in tables.items()}
     norms = {rank: column(table, table.norms) for rank, table in tables.items()}
@@ -413,7 +422,10 @@ def _describe(marks: int) -> str:
 
 
 def _empty_components(census: Census) -> dict[str, str]:
-    """Return frozen parameters that hold no weights, with what they hold: any that are not finite, and components of zeros only."""
+    """Return frozen parameters that hold no weights, with what they hold.
+
+    These are any that are not finite, and components of zeros only.
+    """
     frozen = [
         entry for entry in census.entries if not entry.requires_grad and not entry.is_buffer and not entry.is_sharded
     ]

@@ -76,7 +76,7 @@ class FrozenMovement:
             yield _finding(window, between, names, is_in_step=False)
 
     def _is_event(self, vitals: list[Seen], between: list[Seen]) -> bool:
-        """Whether one change came after a long rest and was followed by rest, or several of the same tensors came after a longer rest."""
+        """Whether a change is an event: one after a long rest and followed by rest, or several after a longer rest."""
         first = min(note.step for note, _ in between)
         onset = [seen for note, seen in between if note.step == first]
         later = [seen for note, seen in between if note.step > first]

@@ -141,7 +141,10 @@ class CollectiveMismatch:
             yield _finding(window, of_counts(*counted, flights), flights)
 
     def _ask_peers(self, window: Window) -> Iterator[Finding]:
-        """Request the recorders of a crashing rank's peers: it is kept alive for a moment, in which they still hold what they called."""
+        """Request the recorders of a crashing rank's peers.
+
+        The rank is kept alive for a moment, in which its peers still hold what they called.
+        """
         heard = {
             rank: seen.at_ns
             for rank, exams in window.processes.exams.items()
@@ -165,7 +168,10 @@ def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
 
 
 def _with_lines(window: Window, calls: Mapping[int, Call]) -> dict[int, Call]:
-    """Return each rank's call with the script's lines from any copy that has them: a rank that is about to end is not asked for them."""
+    """Return each rank's call with the script's lines, from any copy that has them.
+
+    A rank that is about to end is not asked for them.
+    """
     found = dict(calls)
     for rank, one in calls.items():
         copies = (seen.exam.flight.calls for seen in window.processes.exams.get(rank, ()) if seen.exam.flight)
@@ -284,7 +290,10 @@ def _exam_steps(window: Window, ranks: Sequence[int]) -> list[int]:
 
 
 def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> int:
-    """Return the step at which the ranks stand, if they are still in the call, or else the step of the call, rather too early than too late."""
+    """Return the step at which the ranks stand if they are still in the call, or else the step of the call.
+
+    If in doubt it is rather too early than too late.
+    """
     if seen.step is not None:
         return seen.step
     found = _exam_steps(window, seen.everyone)
@@ -394,7 +403,10 @@ def _is_lost(parted: PartedBlock, flights: Mapping[int, Flight]) -> bool:
 
 
 def _holds(flight: Flight, group: str, run: range) -> bool:
-    """Whether a recorder reaches from the run's beginning or before to after its end; calls that are not over are kept longer."""
+    """Whether a recorder reaches from the run's beginning to after its end.
+
+    Only calls that are over count, because the others are kept longer.
+    """
     held = [call.sequence for call in flight.calls if call.group == group and not call.is_p2p and is_over(call)]
     return bool(held) and min(held) <= max(run.start, 1) and max(held) >= run.stop
 

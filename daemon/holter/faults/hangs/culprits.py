@@ -81,7 +81,10 @@ class Blame:
 
     @property
     def place(self) -> Wait | Deviation | None:
-        """The collective to speak of: the one that the victims wait in, or the one at which the ranks deviated if all are in a call."""
+        """The collective to speak of.
+
+        It is the one that the victims wait in, or the one at which the ranks deviated if all are in a call.
+        """
         return self.wait or self.deviation
 
     @cached_property
@@ -177,7 +180,10 @@ def flights(scene: Standstill, ranks: Sequence[int] | None = None) -> dict[int, 
 
 
 def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:
-    """Return the ranks that are in a call, by recorder or stack; a rank at the end of a chain of recorded waits does not wait."""
+    """Return the ranks that are in a call, by recorder or stack.
+
+    A rank at the end of a chain of recorded waits does not wait.
+    """
     deviated = {rank for one in analysis.deviations for rank in one.ranks} if analysis else set()
     awaited = set(analysis.culprits) - deviated if analysis else set()
     return frozenset(
@@ -189,7 +195,10 @@ def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis |
 
 
 def _is_moving(look: Look) -> bool:
-    """Whether the rank has just moved: one that trains is in some collective at many looks. Does not apply to offline dumps (step below 0)."""
+    """Whether the rank has just moved: one that trains is in some collective at many looks.
+
+    Does not apply to dumps, whose step is below 0.
+    """
     return look.seen.step >= 0 and look.exam.waited_s < MOVING_S
 
 
@@ -244,7 +253,10 @@ def _by_state(case: _Case) -> Blame | None:
 
 
 def _by_stacks(case: _Case) -> Blame | None:
-    """Blame ranks that are in no collective; only those without a recorder, if the recorders of others show whom all wait for."""
+    """Blame ranks that are in no collective.
+
+    If the recorders of others show whom all wait for, only ranks without a recorder are blamed.
+    """
     waits = case.analysis.waits if case.analysis else ()
     is_told = any(set(wait.absent) - case.unrecorded for wait in waits)
     busy = {rank for rank in case.busy if not is_told or case.living[rank].flight is None}
@@ -279,7 +291,10 @@ class Due:
 
 
 def proven(scene: Standstill, blamed: Blame, gave_up: RankExit | None) -> Due | None:
-    """Return that the time is up at once, if a waiting rank's backend has given up: the culprit's own deadline no longer counts."""
+    """Return that the time is up at once, if a waiting rank's backend has given up.
+
+    The culprit's own deadline then no longer counts.
+    """
     if gave_up is None or gave_up.rank not in blamed.victims:
         return None
     why = f"rank {gave_up.rank}, which waited for it, {how(gave_up)}"

@@ -110,7 +110,10 @@ class DeadRank:
         yield _finding(window, culprits, abnormal, known)
 
     def _may_still_follow(self, window: Window, first: RankExit) -> bool:
-        """Whether the others may be about to end too: a crash at the very end matters only if it keeps one of them from its own end."""
+        """Whether the others may be about to end too.
+
+        A crash at the very end matters only if it keeps one of them from its own end.
+        """
         is_soon = (window.real_ns or window.now_ns) - first.at_ns < self.stop_s * 1e9
         return is_soon and not window.processes.failing and not _goes_on(window, first, self.settle_s)
 
@@ -147,7 +150,10 @@ class DeadRank:
 
 
 def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Finding:
-    """Make a finding for a rank whose backend gave up, which proves that another was missing; the rank that waited is not blamed."""
+    """Make a finding for a rank whose backend gave up, which proves that another was missing.
+
+    The rank that waited is not blamed.
+    """
     found, step = _missing(window, gave_up), gave_up.exited.last_step
     wait = found.analysis.blocking if found.analysis else None
     return Finding(
@@ -240,7 +246,7 @@ def _is_killed_worker(end: RankExit) -> bool:
 
 
 def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_s: float) -> bool:
-    """Whether this is a stop from outside: SIGTERM to all ranks, which end one after the other, some of them only after they have saved.
+    """Whether this is a stop from outside: SIGTERM to all ranks, which end one after the other, some after a save.
 
         rank 0   SIGTERM ---- saves in its own handler ---- exit code 0
         rank 1   SIGTERM, dead                                                one stop, no death
@@ -262,7 +268,10 @@ def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_
 
 
 def _was_asked_to_end(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
-    """Whether SIGTERM asked this rank to end; a rank that lost its peers must have been asked before. One that does not obey is killed later."""
+    """Whether SIGTERM asked this rank to end.
+
+    A rank that lost its peers must have been asked before. One that does not obey is killed later.
+    """
     if kind_of(end) == "terminated":
         return True
     if kind_of(end) in VICTIMS:
@@ -290,7 +299,9 @@ class Missing:
 
 
 def _missing(window: Window, gave_up: RankExit) -> Missing:
-    """Return the ranks for which a rank waited until its backend's timeout, which proves that one was missing. The first line that answers counts.
+    """Return the ranks for which a rank waited until its backend's timeout, which proves that one was missing.
+
+    The first line that gives an answer counts:
 
     named       monitored_barrier says who did not come
     recorders   the last copies of the ranks' recorders: who has not entered what the others wait in
@@ -332,7 +343,10 @@ def _timeout_evidence(
 
 
 def _flights(window: Window) -> dict[int, Flight]:
-    """Return each rank's newest copy; of one that gave up, a copy from before, because a failed call looks like one that is over."""
+    """Return each rank's newest copy; of one that gave up, a copy from before.
+
+    A failed call looks like one that is over.
+    """
     fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
     known = {
         rank: sorted((one.exam.flight for one in seen if one.exam.flight), key=lambda flight: flight.taken_ns)

@@ -132,7 +132,10 @@ def is_meant(end: RankExit) -> bool:
 
 
 def has_left(end: RankExit) -> bool:
-    """Whether it had left its process group and was then ended with a code from outside of Python, as some launchers end their workers."""
+    """Whether it had left its process group and was then ended with a code from outside of Python.
+
+    Some launchers end their workers in this way.
+    """
     said = end.exited.farewell
     return bool(said and said.text == LEFT) and signal_of(end) is None
 
@@ -168,7 +171,10 @@ def is_same_exception(one: RankExit, other: RankExit) -> bool:
 
 
 def how(end: RankExit, *, short: bool = False) -> str:
-    """Describe an end: `ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`; `short` leaves out where it happened."""
+    """Describe an end: `ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`.
+
+    `short` leaves out where it happened.
+    """
     number, code, said = signal_of(end), end.exited.exit_code, end.exited.farewell
     if number is not None and kind_of(end) in {"signal", "terminated"}:
         memory = " (out of memory, says the kernel)" if end.exited.out_of_memory else ""

@@ -153,7 +153,10 @@ def activity(frames: Sequence[Frame]) -> str:
 
 
 def is_own_code(frames: Sequence[Frame]) -> bool:
-    """Whether the script's own lines run or wait, whatever they are for: an evaluation that loops for ever is the script looping."""
+    """Whether the script's own lines run or wait, whatever they are for.
+
+    An evaluation that loops for ever is the script looping.
+    """
     telling = (frame for frame in frames if _kind_of(frame) not in {"plumbing", "own", "device"})
     innermost = next(telling, None)
     return innermost is not None and not innermost.is_native and _is_script(innermost)

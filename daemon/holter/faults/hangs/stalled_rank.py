@@ -128,7 +128,10 @@ class StalledRank(CulpritWaits):
     def _second_looks(
         self, scene: Standstill, blamed: Blame, dues: dict[int, Due], *, is_large: bool
     ) -> Iterator[ExamRequest]:
-        """Ask for a look when a culprit's time is up, and again later if it was seen to move although its phase did not change."""
+        """Ask for a look when a culprit's time is up.
+
+        Ask again later if it was seen to move although its phase did not change.
+        """
         others = blamed.victims[:MAX_VICTIMS_SEEN] if is_large else tuple(scene.living)
         for rank, found in sorted(dues.items(), key=lambda item: (item[1].ready_ns, item[0]))[:MAX_CULPRITS_SEEN]:
             asked_ns, look = found.ready_ns, scene.looks.get(rank)
@@ -140,7 +143,10 @@ class StalledRank(CulpritWaits):
                 yield from self._requests(scene, {rank, *others}, asked_ns, blamed)
 
     def _fresh_looks(self, scene: Standstill, blamed: Blame | None, *, is_large: bool) -> Iterator[ExamRequest]:
-        """Ask for another look at all ranks when one came to a stop or became overdue since its last look, and then at longer intervals."""
+        """Ask for another look at all ranks when one came to a stop or became overdue since its last look.
+
+        After that, ask at longer intervals.
+        """
         is_waited_for = blamed is not None and bool(blamed.waiting)
         if is_large and is_waited_for:
             return

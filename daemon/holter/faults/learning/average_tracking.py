@@ -88,7 +88,10 @@ class AverageTracking:
         return (run[-1], run[0]) if is_long else None
 
     def _still(self, moved: list[tuple[int, Spread]]) -> tuple[int, int] | None:
-        """Return the first and last step of the first rest that is too long; the first log itself has nothing to differ from."""
+        """Return the first and last step of the first rest that is too long.
+
+        The first log itself has nothing to differ from.
+        """
         usual, rest = 0, list[int]()
         for step, spread in moved:
             if spread.high > 0:

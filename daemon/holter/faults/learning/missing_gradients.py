@@ -134,7 +134,7 @@ def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
 
 
 def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection) -> _Case | None:
-    """Return tensors whose gradient became exactly zero during the run, while others of their module, or its output, still have one.
+    """Return tensors whose gradient became exactly zero during the run, while their module's others, or its output, have one.
 
     A loss term with weight zero, or a layer that is given zeros, takes the gradients of all; a hook or a mask takes some.
     """
@@ -194,7 +194,10 @@ def _with_feeding(case: _Case, idle: Mapping[str, list[str]], called: Mapping[st
 
 
 def _dead_case(zeros: Mapping[str, list[str]], dead: list[Witness], called: Mapping[str, Witness]) -> _Case | None:
-    """Return the layer that gives zeros, or if an activation without a module does, the layer that is given them; and what feeds it."""
+    """Return the layer that gives zeros, and what feeds it.
+
+    If an activation without a module gives them, it is the layer that is given the zeros.
+    """
     if not zeros or not dead:
         return None
     layer = next((witness for witness in dead if witness.output_zeros == 1.0), dead[0])

@@ -81,7 +81,10 @@ class OptimizerIdentity:
 
 
 def _replaced(census: Census, by_component: dict[int, list[TensorEntry]]) -> list[str]:
-    """Return the few parameters of a held model that no optimizer holds, if its one optimizer holds as many unknown ones without gradient."""
+    """Return the few parameters of a held model that no optimizer holds.
+
+    Only if its one optimizer holds as many unknown ones without gradient.
+    """
     if len(census.num_foreign) != 1 or len(by_component) != 1 or any(census.num_foreign_with_gradient):
         return []
     (entries,) = by_component.values()

@@ -118,7 +118,10 @@ class StillWeights:
             yield _lost_update(lost, names)
 
     def _is_forgotten(self, vitals: Vitals, census: Census | None) -> bool:
-        """Whether parameters without optimizer were forgotten: later layers or few tensors were, a model's beginning may be left out on purpose."""
+        """Whether parameters without optimizer were forgotten.
+
+        Later layers or a few tensors were; a model's beginning may be left out on purpose.
+        """
         count, share = vitals.unheld.count, self.max_unheld
         if vitals.is_unheld_wrapped:
             return True
@@ -177,7 +180,10 @@ def _is_adaptive(census: Census | None) -> bool:
 
 
 def _is_stochastic(census: Census | None, streak: Streak[Vitals]) -> bool:
-    """Whether weights are rounded at random, which changes few elements by much: the update is then larger than without rounding."""
+    """Whether weights are rounded at random, which changes few elements by much.
+
+    The update is then larger than without rounding.
+    """
     if not _is_adaptive(census):
         return False
     still = [m for m in streak.last[1].modules if m.dtype in NARROW and m.update_ratio > 0 and m.weight_norm > 0]
@@ -192,7 +198,10 @@ def _module_of(name: str, vitals: Vitals) -> ModuleVitals | None:
 
 
 def _lost(vitals: Vitals, *, is_adaptive: bool) -> list[str]:
-    """Return unchanged tensors, without those whose updates an adaptive optimizer may have lost by rounding in a narrow dtype."""
+    """Return unchanged tensors.
+
+    Left out are those whose updates an adaptive optimizer may have lost by rounding in a narrow dtype.
+    """
     holders = {name: _module_of(name, vitals) for name in vitals.unchanged.names}
     return [name for name, held in holders.items() if not (is_adaptive and held is not None and held.dtype in NARROW)]
 

@@ -72,7 +72,10 @@ class UnclearedGradients:
         return vitals.uncleared_steps >= self.min_lasting_steps
 
     def _grows_like_a_sum(self, vitals: Vitals) -> bool:
-        """Whether they grow like a sum, which grows with the root of the number of independent gradients, or with the number of equal ones."""
+        """Whether the left-over gradients grow like a sum.
+
+        A sum grows with the root of the number of independent gradients, or with the number of equal ones.
+        """
         num = vitals.uncleared_steps
         return num >= self.min_lasting_steps and vitals.uncleared_growth > SHORT_OF_ROOT * math.sqrt(num)
 

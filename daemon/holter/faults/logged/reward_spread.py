@@ -75,7 +75,10 @@ class RewardSpread:
             yield msgspec.structs.replace(finding, detected_step=run[self.min_logs - 1])
 
     def _is_flat(self, values: dict[str, float]) -> bool | None:
-        """Return what one log shows (None: nothing); the surest figure in it counts, and advantages that differ refute all others."""
+        """Return what one log shows; None if nothing.
+
+        The surest figure in it counts, and advantages that differ refute all others.
+        """
         if any(abs(values.get(name, 0.0)) > ROUNDING for name in ADVANTAGES):
             return False
         if values.get(LARGEST) == 0 or any(name in values for name in ADVANTAGES):

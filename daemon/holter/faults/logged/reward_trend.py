@@ -68,7 +68,10 @@ class RewardTrend:
                 return
 
     def _drop(self, points: Sequence[LoggedPoint]) -> Rise | None:
-        """Return a sudden fall from one log to the next, below everything logged lately, after which it stays; a wandering reward does not jump."""
+        """Return a sudden fall from one log to the next, below everything logged lately, after which it stays.
+
+        A wandering reward does not jump.
+        """
         series = [value for _, value in points]
         places = range(self.min_before, len(series) - self.stay + 1)
         falls = {i: series[i - 1] - series[i] for i in places if min(self._lately(series, i)) > series[i]}

@@ -99,7 +99,10 @@ class GradientExplosion:
 
 
 def _loss_suffers(window: Window, first: int) -> tuple[float, float] | None:
-    """Return (usual, now) of a loss that left its history together with the norm, which includes not being finite; else None."""
+    """Return (usual, now) of a loss that left its history together with the norm; None if it did not.
+
+    A loss that is not finite has left it, too.
+    """
     losses = window.values("loss")
     past = [value for step, value in finite(losses) if step < first][-100:]
     after = [math.inf if spread.num_nonfinite else spread.mean for step, spread in losses if step >= first][:20]

@@ -208,7 +208,10 @@ def _finding(window: Window, checks: Checks, steps: Sequence[int], since: Mappin
 
 
 def gradient_norms(window: Window) -> dict[int, Norms]:
-    """Return norms by step, ascending, from the first rank that reported each step; only of modules with a learning rate above zero."""
+    """Return norms by step, ascending, from the first rank that reported each step.
+
+    Only modules with a learning rate above zero count.
+    """
     found: dict[int, Norms] = {}
     for note, vitals in window.notes_of(Vitals):
         norms = {

@@ -250,7 +250,10 @@ def _large_updates(seen: Sequence[tuple[Note, Vitals]], limit: float) -> tuple[f
 
 
 def _blow_up(losses: Points) -> Rise | None:
-    """Return the rise of a loss that grew a thousandfold from its start and never came back: too fast for a trend, soon not finite."""
+    """Return the rise of a loss that grew a thousandfold from its start and never came back.
+
+    It is too fast for a trend, and soon not finite.
+    """
     if len(losses) < MIN_BLOW_UP or losses[0][1] <= 0:
         return None
     start, now = median(value for _, value in losses[:3]), median(value for _, value in losses[-5:])

@@ -80,7 +80,10 @@ class LossTerms:
             yield _of_dominance(window, found, terms, self.min_logs)
 
     def _gone_since(self, points: Points) -> int | None:
-        """Return the step of the first of the zeros that end the series, if they are many and began at the start or abruptly; else None."""
+        """Return the step of the first of the zeros that end the series, or None.
+
+        They must be many, and have begun at the start or abruptly.
+        """
         num = next((i for i, (_, value) in enumerate(reversed(points)) if value != 0), len(points))
         if num == len(points):
             return points[0][0] if num >= self.min_zero_logs else None
@@ -92,7 +95,10 @@ class LossTerms:
         return points[-num][0] if is_abrupt else None
 
     def _jumped(self, terms: Mapping[str, Points]) -> tuple[str, int, tuple[float, float]] | None:
-        """Return (name, step, (before, after)) of a term whose weight was changed by more than training changes in a step; None if there is none."""
+        """Return (name, step, (before, after)) of a term whose weight was changed; None if there is none.
+
+        The change must be larger than what training changes in a step.
+        """
         rows = _common(terms)
         has_policy = any(SURROGATE.search(_short(name)) for name in terms)
         for name in terms if len(rows) >= self.min_logs + LASTING else ():

@@ -102,7 +102,10 @@ class LossTrend:
             yield _of_plateau(window, losses, *still)
 
     def _guessing(self, window: Window, losses: Points) -> float | None:
-        """Return the loss of guessing if the loss never got better than it, although the rate no longer rises; otherwise None."""
+        """Return the loss of guessing if the loss never got better than it, although the rate no longer rises.
+
+        Otherwise None.
+        """
         if len(losses) < self.guessing_steps or losses[0][0] > 1:
             return None
         level = _loss_of_guessing(window)
@@ -140,7 +143,10 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
 
 
 def _is_traded(window: Window, rise: Rise) -> bool:
-    """Whether a logged term that was a good part of the loss has fallen since its best stretch: it is learned at the cost of the rest."""
+    """Whether a logged term that was a good part of the loss has fallen since its best stretch.
+
+    It is then being learned at the cost of the rest.
+    """
     if rise.best <= 0 or rise.factor > MOST_TRADED:
         return False
     names = {name for entry in window.series[-4:] for name in entry.numbers if name.startswith(TERM)}
@@ -159,7 +165,10 @@ def _is_traded(window: Window, rise: Rise) -> bool:
 
 
 def _loss_of_guessing(window: Window) -> float | None:
-    """Return the entropy of the labels given to a classifying loss; for tokens, the logarithm of their number; None if unknown."""
+    """Return the entropy of the labels given to a classifying loss; None if unknown.
+
+    For tokens it is the logarithm of their number.
+    """
     told = [labels for _, labels in window.notes_of(Labels)]
     sizes = {labels.num_classes for labels in told}
     if len(sizes) != 1 or min(sizes) < 2 or any(labels.is_weighted for labels in told):  # noqa: PLR2004 - one class is no choice
@@ -207,7 +216,10 @@ def _of_guessing(window: Window, losses: Points, level: float) -> Finding:
 
 
 def _turn(losses: Points) -> int | None:
-    """Return the index at which a positive loss turned in one step to as far below zero, and went on from there; None if it did not."""
+    """Return the index at which a positive loss turned in one step to as far below zero, and went on from there.
+
+    None if it did not.
+    """
     series = values(losses)
     place = next((i for i, value in enumerate(series) if value < 0), 0)
     before, after = series[max(0, place - BLOCK) : place], series[place:]

@@ -97,7 +97,10 @@ def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity
 
 
 def _origins(window: Window, first: int, spread: Spread) -> tuple[tuple[int, ...], Origin | None]:
-    """Return the ranks with such a loss and what is known of its origin; all ranks if not all that had it reported an origin."""
+    """Return the ranks with such a loss, and what is known of its origin.
+
+    All ranks if not all that had it reported an origin.
+    """
     told = {rank: origin for (rank, step), origin in window.tensors.origins.items() if step == first}
     ranks = tuple(sorted(told)) if told and len(told) >= spread.num_nonfinite else tuple(sorted(window.attached))
     return ranks, next((told[rank] for rank in ranks if rank in told), None)

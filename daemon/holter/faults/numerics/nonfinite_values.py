@@ -236,7 +236,10 @@ def _first_of_group(window: Window, step: int, culprits: list[int]) -> list[int]
 
 
 def is_outside(origin: Origin | None) -> bool | None:
-    """Whether code around the models made it, and no module; None if nobody saw the models' outputs and the replay does not tell."""
+    """Whether code around the models made it, and no module.
+
+    None if nobody saw the models' outputs and the replay does not tell.
+    """
     if origin is None:
         return None
     if origin.are_outputs_finite and not origin.module_class:

@@ -81,7 +81,10 @@ class AppliedScale:
 
 
 def _factor(entry: StepNumbers) -> float | None:
-    """Return the factor from the reduced norm to the given one, or to that of a clip before it; None if it was not read or ranks differ."""
+    """Return the factor from the reduced norm to the given one, or to that of a clip before it.
+
+    None if it was not read, or ranks differ.
+    """
     reduced, given = entry.numbers.get("norm.gradients_reduced"), entry.numbers.get("norm.gradients")
     clipped = entry.numbers.get("clip.norm")
     given = clipped if clipped and given and given.num == clipped.num else given
@@ -121,7 +124,10 @@ def _norms(tables: Mapping[int, Table], rank: int) -> dict[str, float]:
 
 
 def _one_factor(looked: Sequence[Mapping[str, float]]) -> tuple[float, tuple[str, ...]]:
-    """Return the factor by which the same tensors were multiplied at all these steps, and those; (1, ()) unless it or its inverse is whole."""
+    """Return the factor by which the same tensors were multiplied at all these steps, and those tensors.
+
+    (1, ()) unless the factor or its inverse is a whole number.
+    """
     found = [{name: f for name, f in factors.items() if abs(f - 1) > 10 * SAME} for factors in looked]
     values = [value for factors in found for value in factors.values()]
     if not values or not all(factors.keys() == found[0].keys() for factors in found):

@@ -83,7 +83,7 @@ class RankShares:
             yield apart
 
     def _parted(self, losses: Sequence[tuple[int, Spread]]) -> Finding | None:
-        """Find a rank whose loss has been above the others' for a while but was not before, or that learns nothing while they do."""
+        """Find a rank whose loss has recently risen above the others', or that learns nothing while they do."""
         rank = losses[-1][1].high_rank if losses else -1
         above = [
             loss.high_rank == rank and loss.low > 0 and not loss.num_nonfinite and loss.high > self.parted * _rest(loss)
@@ -108,7 +108,10 @@ class RankShares:
         return _parting(run, rank, own, others, run[self.min_parted - 1][0]) if is_found else None
 
     def _uneven(self, counts: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
-        """Return the steps in a row, until now, at which the ranks had different numbers of micro-batches, always the same ones."""
+        """Return the steps in a row, until now, at which the ranks had different numbers of micro-batches.
+
+        These must be the same numbers at each step.
+        """
         if not counts or not 0 < counts[-1][1].low < counts[-1][1].high:
             return []
         now = counts[-1][1]
@@ -116,7 +119,10 @@ class RankShares:
         return run if len(run) >= self.min_steps else []
 
     def _undivided(self, window: Window, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
-        """Return the steps in a row, until now, at which one rank alone did not divide its loss by the number of micro-batches, or alone did."""
+        """Return the steps in a row, until now, at which one rank alone did not divide its loss, or alone did.
+
+        A loss is divided by the number of micro-batches.
+        """
         divided = dict(window.values("loss.is_divided"))
         counts = {step: count.low for step, count in window.values("micro_steps") if count.low == count.high}
         run: list[tuple[int, Spread, int, float]] = []
@@ -154,7 +160,7 @@ class RankShares:
 
 
 def _out_of_step(window: Window) -> Finding | None:
-    """Find a rank that once made the passes of two steps in one, or none, and whose calls have been a round off the others' since.
+    """Find a rank that once made the passes of two steps in one, or none, and is a round of calls off since.
 
     A rank with one more micro-batch, and no collective in it, makes no more calls; if all ranks skip a step together, all count
     alike.

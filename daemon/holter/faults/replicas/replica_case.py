@@ -36,7 +36,10 @@ class HistoryBreak:
 
 @dataclass(frozen=True)
 class StepsApart:
-    """Ranks whose count of steps is one off: what a reduction gave them at a step, the others got at the next one, or at the one before."""
+    """Ranks whose count of steps is one off.
+
+    What a reduction gave them at a step, the others got at the next one, or at the one before.
+    """
 
     behind: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
@@ -69,7 +72,10 @@ class Case:
 
     @property
     def reduction(self) -> str:
-        """The class that shows what the reduction left: the optimizer's own gradients if nothing earlier was read, or nothing was reduced."""
+        """The class that shows what the reduction left.
+
+        It is the optimizer's own gradients if nothing earlier was read, or nothing was reduced.
+        """
         given = self.partings.get("gradients")
         view = self.window.step(given.step) if given and "gradients_reduced" not in self.partings else None
         is_seen = "gradients_reduced" in self.window.tensors.classes and (
@@ -162,7 +168,10 @@ class Case:
 
     @property
     def past_of_weights(self) -> tuple[int, ...]:
-        """Steps whose tables may tell whose weights went where no training leads, the last one first; two also show the step that all took before."""
+        """Steps whose tables may tell whose weights went where no training leads, the last one first.
+
+        Two of them also show the step that all ranks took before.
+        """
         if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
             return ()
         now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
@@ -207,7 +216,10 @@ def steps_apart(window: Window, parting: Parting | None) -> StepsApart:
 
 
 def extra_step(window: Window, parting: Parting | None) -> StepsApart:
-    """Return which rank made a step without a backward pass where ranks part, which no rank had done before: it took one step too many."""
+    """Return which rank made a step without a backward pass where ranks part, and so took one step too many.
+
+    No rank had made such a step before.
+    """
     passes = dict(window.values("micro_steps")) if parting else {}
     for step in (parting.step - 1, parting.step, parting.step + 1) if parting else ():
         one, before = passes.get(step), [each for at, each in passes.items() if at < step]
@@ -249,7 +261,10 @@ def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
 
 
 def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
-    """Return the completed steps of the last state with equal weights on all ranks before they differed; -1 if none, None if never compared."""
+    """Return the completed steps of the last state with equal weights on all ranks before they differed.
+
+    -1 if there was none, None if weights were never compared.
+    """
     known: dict[str, list[int]] = {}
     for name, history in classes.items():
         base, _, axis = name.partition("@")
@@ -270,7 +285,10 @@ def agreed_steps(window: Window, first: Parting) -> int:
 
 
 def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:
-    """Whether the first difference is no longer in the window: it was judged then, and a later one would be mistaken for the beginning."""
+    """Whether the first difference is no longer in the window.
+
+    It was judged at its time, and a later one would be mistaken for the beginning.
+    """
     watched = [name for name in WORDS if name not in SETTINGS or name in partings]
     onsets = (history.first_unequal_step for name in watched if (history := window.tensors.classes.get(name)))
     return any(step is not None and step < first.step for step in onsets)
@@ -285,7 +303,10 @@ def must_agree(window: Window) -> bool:
 
 
 def are_settings_common(window: Window) -> bool:
-    """Whether all ranks hold everything that an optimizer trains, whole or in parts; experts and stages may have settings of their own."""
+    """Whether all ranks hold everything that an optimizer trains, whole or in parts.
+
+    Experts and stages of a pipeline may have settings of their own.
+    """
     distinct = distinct_censuses(window)
     return all(
         entry.is_replicated or entry.placements or not entry.requires_grad or entry.optimizer < 0

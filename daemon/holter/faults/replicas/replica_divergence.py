@@ -93,7 +93,10 @@ class ReplicaDivergence:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """Yield at most one finding, the first parting of all ranks or along an axis; or request tables until they are there or cannot be had."""
+        """Yield at most one finding: the first parting, of all ranks or along an axis.
+
+        It requests tables until they are there or cannot be had.
+        """
         yield from first_view(window, self._judge_view)
 
     def _judge_view(self, view: AxisView) -> Iterator[Finding]:
@@ -146,7 +149,10 @@ class ReplicaDivergence:
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
 
     def _is_state_awaited(self, case: Case) -> bool:
-        """Whether to wait for the moments: if weights came to differ between two comparisons, they tell a bad update from bad memory."""
+        """Whether to wait for the moments.
+
+        If weights came to differ between two comparisons, the moments tell a bad update from bad memory.
+        """
         window, weights, state = case.window, case.weights, case.window.tensors.classes.get("optimizer_state")
         view = window.step(weights.step) if weights else None
         if weights is None or view is None or state is None or case.reduced or case.given or case.settings:
@@ -159,7 +165,10 @@ class ReplicaDivergence:
 
 
 def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Window, dict[str, Parting]]:
-    """Leave out gradients that differ only because the weights they are computed from do, if no reduction makes them equal along an axis."""
+    """Leave out gradients that differ only because the weights they are computed from do.
+
+    That is so if no reduction makes them equal along an axis.
+    """
     later = {name for name in GRADIENTS if name in partings and _is_follower(window, partings, partings[name])}
     if not later:
         return window, partings
@@ -177,7 +186,10 @@ def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Wi
 
 
 def _is_follower(window: Window, partings: dict[str, Parting], gradients: Parting) -> bool:
-    """Whether settings or weights differed before these gradients did: at an earlier step, or between steps before the backward pass."""
+    """Whether settings or weights differed before these gradients did.
+
+    At an earlier step, or between two steps, before the backward pass read them.
+    """
     settings = partings.get("hyperparameters")
     if settings and gradients.step > settings.step:
         return True
@@ -194,10 +206,10 @@ def _is_follower(window: Window, partings: dict[str, Parting], gradients: Partin
 
 
 def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
-    """Whether a rank may have left out the reduction, if gradients differ from one step to the next; its count of calls will tell.
+    """Whether a rank may have left out the reduction, if gradients differ from one step to the next.
 
-    Recorders are copied every second or two. If a rank did leave it out, `collective_mismatch` explains it better, and gets time
-    to read them.
+    Its count of calls will tell. Recorders are copied every second or two. If a rank did leave it out, `collective_mismatch`
+    explains it better, and gets time to read them.
     """
     view = window.step(parting.step)
     is_sudden = (
@@ -265,7 +277,10 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
 
 
 def _is_randomness_apart(window: Window, first: Parting) -> bool | None:
-    """Whether ranks that compute parts of one result had drawn different random numbers for it by then; None if nobody looked."""
+    """Whether ranks that compute parts of one result had drawn different random numbers for it by then.
+
+    None if nobody looked.
+    """
     known = window.tensors.classes.get("randomness")
     if known is None:
         return None
@@ -338,7 +353,10 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
 
 
 def _agreed_at(window: Window, tensor_class: str, parting: Parting) -> bool | None:
-    """Whether all ranks that differ were compared in another class at that very step and agreed; None if they were not compared."""
+    """Whether all ranks that differ were compared in another class at that very step, and agreed.
+
+    None if they were not compared.
+    """
     view = window.step(parting.step)
     roots = view.roots.get(tensor_class, {}) if view else {}
     compared = {rank for ranks in roots.values() for rank in ranks}

@@ -99,9 +99,10 @@ def factors(case: Case) -> dict[int, Factors]:
 
 
 def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return ranks whose given gradients are no multiple of the reduced ones, or are gone; and all ranks whose both gradients are known.
+    """Return ranks whose given gradients are no multiple of the reduced ones, or are gone; and all that are known.
 
-    Scaling changes the norm and the sum of a tensor alike, and one tensor as much as another.
+    Known are ranks whose gradients were read both before and after. Scaling changes the norm and the sum of a tensor alike, and
+    one tensor as much as another.
     """
     parting = case.given
     if parting is None:
@@ -121,7 +122,10 @@ def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _has_changed(reduced: Table, given: Table, case: Case) -> bool:
-    """Whether differing tensors are not, bit for bit, what the reduction left although their norms are: elements were changed, not scaled."""
+    """Whether differing tensors are not, bit for bit, what the reduction left although their norms are.
+
+    Then elements were changed, not all of them scaled.
+    """
     before, after = column(reduced, reduced.fingerprints), column(given, given.fingerprints)
     # In a first step, some become known too late to be read as the reduction left them.
     return any(before[name] != after[name] for name in case.in_given.tensors if name in before and name in after)
@@ -164,7 +168,10 @@ def is_added_to(case: Case) -> bool | None:
 
 
 def off_by_a_step(case: Case) -> tuple[tuple[int, ...], str]:
-    """Return ranks that left out a step or took one too many, and a sentence saying so; all ranks if it is unknown which of these."""
+    """Return ranks that left out a step or took one too many, and a sentence saying so.
+
+    All ranks if it is unknown which of these it was.
+    """
     behind, ahead, steps = case.apart.behind, case.apart.ahead, case.apart.steps
     if not steps:
         return (), ""
@@ -194,14 +201,20 @@ def _altered_alone(case: Case) -> tuple[int, ...]:
 
 
 def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ...]:
-    """Return ranks with suspect factors between the reduction and the optimizer, and those that agree with them, if others' are not suspect."""
+    """Return ranks with suspect factors between the reduction and the optimizer, and those that agree with them.
+
+    Nobody if all factors are suspect.
+    """
     of_rank = factors(case)
     suspects = [rank for rank, own in of_rank.items() if is_suspect(own)]
     return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
 
 
 def _usual_factor(case: Case) -> float | None:
-    """Return the factor by which all ranks scaled their reduced gradients before they differed, if it was always the same and no clip's."""
+    """Return the factor by which all ranks scaled their reduced gradients before they differed.
+
+    None if it varied, or a clip may have made it.
+    """
     step = case.given.step if case.given else 0
     reduced = {at: spread.mean for at, spread in case.window.values("norm.gradients_reduced") if at < step}
     given = {at: spread.mean for at, spread in case.window.values("norm.gradients") if at < step}
@@ -289,10 +302,10 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
 
 
 def _stride(case: Case) -> tuple[tuple[int, ...], str]:
-    """Return ranks whose step, made of equal gradients, is least like the step that all had taken before, and a sentence saying so.
+    """Return ranks whose step strays most from the step that all had taken before, and a sentence saying so.
 
-    Moments change little from one step to the next, and so do the steps that they make of the gradients; a rank with damaged
-    moments steps differently.
+    The steps are made of equal gradients. Moments change little from one step to the next, and so do the steps that they make of
+    the gradients; a rank with damaged moments steps differently.
     """
     parting, past = case.weights, case.past_of_weights
     if parting is None or len(past) != 2:  # noqa: PLR2004 - the two steps before this one

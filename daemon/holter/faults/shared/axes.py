@@ -43,7 +43,10 @@ class AxisView:
     """The window of all ranks."""
 
     def located(self, finding: Finding, census: Census | None) -> Finding:
-        """Return a finding of this view as a finding of the whole job: requests with full class names, the axis in its summary and evidence."""
+        """Return a finding of this view as a finding of the whole job.
+
+        Requests get the full class names; summary and evidence name the axis.
+        """
         if not self.axis:
             return finding
         needs = tuple(
@@ -115,9 +118,9 @@ def views(window: Window) -> Iterator[AxisView]:
 
 
 def _with_agreed(window: Window) -> Window:
-    """Return the window of all ranks, with the classes added that agreed along every axis until the optimizers' settings differed.
+    """Return the window of all ranks, with the classes added that agreed along every axis until settings differed.
 
-    Without them, a detector could not see that the settings differed first.
+    Without them, a detector could not see that the optimizers' settings differed first.
     """
     classes = window.tensors.classes
     settings = classes.get("hyperparameters")
@@ -147,9 +150,9 @@ def _were_equal(window: Window, axis: str) -> bool:
 
 
 def first_view(window: Window, judge: "Callable[[AxisView], Iterator[Finding]]") -> Iterator[Finding]:
-    """Yield a detector's findings of the view in which something differed first; at the same place of a step, an axis comes before all ranks.
+    """Yield a detector's findings of the view in which something differed first.
 
-    The view of an axis contains the classes that all ranks compare, too.
+    At the same place of a step, an axis comes before all ranks: its view contains the classes that all ranks compare, too.
     """
     found = sorted(views(window), key=_began)
     for view in found:

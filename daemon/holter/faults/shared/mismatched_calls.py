@@ -61,7 +61,10 @@ def step_of(counts: Sequence[CallCounts], sequence: int) -> int | None:
 def behind(
     counts: Sequence[CallCounts], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
 ) -> Behind | None:
-    """Return how far these ranks, unlike the others, have been behind by the same number of calls since some step, for at least `num_steps`."""
+    """Return how far these ranks, unlike the others, have been behind since some step.
+
+    It must have been the same number of calls for at least `num_steps`; None otherwise.
+    """
     counted = list(_counted(counts, frozenset(ranks), frozenset(others)))
     num_behind = next(
         (back for back, (_, mine, theirs) in enumerate(reversed(counted)) if mine >= theirs), len(counted)
@@ -78,7 +81,10 @@ def behind(
 
 
 def are_counted(counts: Mapping[str, Sequence[CallCounts]], ranks: Collection[int], step: int) -> bool:
-    """Whether everything that `left_out` needs to judge this step is there: the counts of these ranks at the ends of the next steps."""
+    """Whether everything that `left_out` needs to judge this step is there.
+
+    It needs the counts of these ranks at the ends of the next steps.
+    """
     for told in counts.values():
         newest = {rank: pace.step for pace in told for some in pace.lasts.values() for rank in some}
         if any(newest[rank] < step + MIN_STEPS - 1 for rank in ranks if rank in newest):
@@ -210,10 +216,10 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
 
 
 def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Behind] | None:
-    """Return (group, ranks, others, how far) if ranks left out a whole round of calls, and what these rounds average differs since.
+    """Return (group, ranks, others, how far) if ranks left out a whole round of calls; None otherwise.
 
-    Each call then meets the others' next, of the same size, and nothing fails. That ranks count calls for different steps
-    proves nothing by itself, but replicas that begin to differ in that step do.
+    What these rounds average must differ since. Each call then meets the others' next, of the same size, and nothing fails.
+    That ranks count calls for different steps proves nothing by itself, but replicas that begin to differ in that step do.
     """
     partings = [parting for name in AVERAGED if (parting := find_parting(window, name))]
     for group, counts in window.calls.counts.items() if partings else ():
@@ -229,9 +235,9 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
 
 
 def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> bool:
-    """Whether one of these ranks made that step, or one beside it, without a backward pass: it took one step too many, and left out no call.
+    """Whether one of these ranks made that step, or one beside it, without a backward pass.
 
-    A call at the border of two steps may count for either.
+    Then it took one step too many, and left out no call. A call at the border of two steps may count for either.
     """
     passes = dict(window.values("micro_steps"))
     around = (passes[each] for each in (step - 1, step, step + 1) if each in passes)

@@ -109,7 +109,10 @@ def parting_at(view: StepView, tensor_class: str) -> Parting:
 
 
 def request(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> TableRequest | None:
-    """Return the request for those of these ranks' tables that are neither there nor unavailable; None if no such table is left."""
+    """Return the request for those of these ranks' tables that are neither there nor unavailable.
+
+    None if no such table is left.
+    """
     keys = {rank: (tensor_class, step, rank) for rank in ranks}
     wanted = sorted(
         rank for rank, key in keys.items() if key not in window.tensors.tables and key not in window.tensors.unavailable
@@ -202,7 +205,10 @@ def _is_all(
 def _implausible(
     names: Iterable[str], norms: Mapping[int, Mapping[str, float]], parting: Parting, ratio: float
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: that may be the sound side."""
+    """Return the ranks whose norm is NaN, Inf or far above their peers'.
+
+    A far smaller one is no proof: that may be the sound side.
+    """
     for name in names:
         of_rank = {rank: values[name] for rank, values in norms.items() if name in values}
         finite = {rank: norm for rank, norm in of_rank.items() if math.isfinite(norm)}

@@ -70,7 +70,10 @@ def _longest(rates: Points, rise: Callable[[float, float], float], first_factor:
 
 
 def apart_from_tests(window: Window, judge: Callable[[Window], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield a detector's findings, those caused by a range test as information only; what came after the test is judged by itself."""
+    """Yield a detector's findings, those caused by a range test as information only.
+
+    What came after the test is judged by itself.
+    """
     found = list(judge(window))
     test = range_test(window) if found else None
     if test is None:

@@ -72,7 +72,10 @@ def levels(series: Sequence[float], width: int = 5) -> list[float]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the Theil-Sen slope: the median slope of all pairs, of at most `MAX_SLOPE_POINTS` points spread over the series."""
+    """Return the Theil-Sen slope: the median slope of all pairs of points.
+
+    At most `MAX_SLOPE_POINTS` points, spread over the series, are paired.
+    """
     stride = max(1, math.ceil(len(points) / MAX_SLOPE_POINTS))
     kept = points[::stride]
     rises = [(b - a) / (t - s) for i, (s, a) in enumerate(kept) for t, b in kept[i + 1 :] if t != s]
@@ -112,9 +115,10 @@ class Rise:
 def find_rise(
     points: Points, *, stretch: int = 20, stay: int = 30, deviations: float = 8.0, factor: float = 2.0
 ) -> Rise | None:
-    """Return a rise far above the best stretch, and above half of the way back to the start, for at least `stay` steps until now, and not falling.
+    """Return a rise that lasts until now and is not falling; None if there is none.
 
-    A run that got from 1.4 to 0.0001 and bounces to 0.01 has lost a hundredth of its way: no rise. None if there is none.
+    It is far above the best stretch, and above half of the way back to the start, for at least `stay` steps. A run that got from
+    1.4 to 0.0001 and bounces to 0.01 has lost a hundredth of its way: no rise.
     """
     series = values(points)
     if len(series) <= stretch + stay:
@@ -138,9 +142,10 @@ def find_rise(
 
 
 def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: float) -> int:
-    """Return the index since which the series has climbed from each ten steps to the next, at least five times, to at least `least`; else its length.
+    """Return the index since which the series has climbed from each ten steps to the next; its length if it has not.
 
-    Spikes, restarts and harder batches go up at once, and then no further.
+    It must have climbed at least five times, to at least `least`. Spikes, restarts and harder batches go up at once, and then
+    no further.
     """
     begin = len(series)
     blocks: list[float] = []
@@ -154,7 +159,7 @@ def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: fl
 
 
 def is_surrogate(window: Window, losses: Points, rise: Rise) -> bool:
-    """Whether a rising loss is a policy's, which is about zero whatever it learns and grows with the distance from its reference.
+    """Whether a rising loss is a policy's: about zero whatever it learns, growing with the distance from its reference.
 
     This shows in what is logged beside it, or in a loss that began at zero: it was never trained down.
     """

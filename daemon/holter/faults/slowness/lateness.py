@@ -127,7 +127,10 @@ def point(one: StepArrivals, rank: int) -> StepLag:
 
 
 def lost_s(window: Window, late: Late, slow: set[int]) -> float:
-    """Return the seconds by which a step would be shorter without the slow ranks: until the latest rank that is not one of them."""
+    """Return the seconds by which a step would be shorter without the slow ranks.
+
+    They are counted to the latest rank that is not one of them.
+    """
     steps = {point.step for point in late.points}
     lost = []
     for one in window.calls.arrivals:

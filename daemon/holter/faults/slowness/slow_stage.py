@@ -81,7 +81,10 @@ class SlowStage:
             yield self._finding(rank, told[rank], late[rank], step_s)
 
     def _since(self, reports: Sequence[StageReport], step_s: float) -> int | None:
-        """Return the index of the report since which a stage has been slow without a break until now; None if it is not, or not surely yet."""
+        """Return the index of the report since which a stage has been slow without a break until now.
+
+        None if it is not slow, or not surely yet.
+        """
         for since in range(self.min_before, len(reports) - self.min_after + 1):
             before_s = median(one.work_s for one in reports[:since])
             later = [one.work_s for one in reports[since:]]

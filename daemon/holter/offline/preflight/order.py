@@ -103,7 +103,10 @@ def _new_parameters(call: ast.Call, root: str) -> str:
 
 
 def _scaled_clipping(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
-    """Find clipping of scaled gradients: a scaler multiplies them by thousands, so a limit means nothing before they are unscaled."""
+    """Find clipping of scaled gradients.
+
+    A scaler multiplies them by thousands, so a limit means nothing before they are unscaled.
+    """
     calls = list(all_calls(tree))
     names = {last(call.func) for call in calls}
     clips = [call for call in calls if last(call.func) in {"clip_grad_norm_", "clip_grad_value_"}]

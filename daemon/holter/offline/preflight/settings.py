@@ -40,7 +40,10 @@ class JobContext:
         return _number(self.environ.get(name, ""))
 
     def option(self, *names: str) -> str:
-        """Return the value of a launcher's option: `--nnodes 2`, `--nnodes=2`, dashes or underscores; empty if it is not given."""
+        """Return the value of a launcher's option; empty if it is not given.
+
+        `--nnodes 2` and `--nnodes=2` are read, with dashes or underscores.
+        """
         wanted = {name.replace("-", "_") for name in names}
         words = self.command[: self.command.index("--") + 1] if "--" in self.command else self.command
         for place, word in enumerate(words):

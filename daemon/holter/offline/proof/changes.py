@@ -80,7 +80,10 @@ def _has_either(record: RunRecord) -> bool:
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
-    """Parse `["train.py", "--lr", "0.1", "lr=3"]` into `{"command: --lr": "0.1", ...}`; arguments without an option are numbered."""
+    """Parse `["train.py", "--lr", "0.1", "lr=3"]` into `{"command: --lr": "0.1", ...}`.
+
+    Arguments without an option are numbered.
+    """
     made: dict[str, str] = {}
     name, num_plain = "", 0
     for word in command[1:]:

@@ -188,7 +188,10 @@ class MemoryFile:
         """What was wrong with the file."""
 
     def entries(self) -> list[MemoryEntry]:
-        """Return the entries, oldest first; unreadable rows are left out and counted in a remark. Raises nothing but UsageError."""
+        """Return the entries, oldest first; raises nothing but UsageError.
+
+        Unreadable rows are left out and counted in a remark.
+        """
         if not self.path.exists():
             return []
         try:

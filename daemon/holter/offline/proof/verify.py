@@ -260,7 +260,10 @@ def _quiet(
 
 
 def _ends_high(after: RunRecord) -> str | None:
-    """Return a sentence if its loss ends far above its best: what blew up is now a plateau, and no less lost. Otherwise None."""
+    """Return a sentence if its loss ends far above its best, otherwise None.
+
+    What blew up is then a plateau, and no less lost.
+    """
     known = [value for _, value in after.series.get(LOSS, ()) if math.isfinite(value)]
     part = len(known) // HIGH_PARTS
     if part < MIN_QUIET_LOGS:
