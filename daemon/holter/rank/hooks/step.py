@@ -1,18 +1,18 @@
-"""The step boundary: torch's global optimizer hooks, which fire for every optimizer of every framework.
+"""Finds the step boundary with torch's global optimizer hooks, which fire for every optimizer of every framework.
 
     backward … backward   optimizer A   optimizer B   │   backward …        one step: what came before belongs to it
 
-Optimizers that step with no backward pass between them make one step together. It is over when all that took part in the last one have
-stepped, and at the latest when the next backward pass begins. An optimizer that steps inside another's step is a part of that step.
+Optimizers that step with no backward pass between them make one step together. It is over when all optimizers that took part in the step
+before have stepped, and at the latest when the next backward pass begins. An optimizer that steps inside another's step is a part of that step.
 
-Before the first optimizer of a step nothing of it is applied: here the rank may be held, for as long as it takes to decide what
-becomes of the step. Before a later one it is held only for numbers that are not finite, and says that its weights are partly new: whether
-an optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
+Before the first optimizer of a step nothing of the step is applied: the rank may be held here for as long as it takes to decide what becomes
+of the step. Before a later optimizer it is held only for numbers that are not finite, and says that its weights are partly new: its gradients
+may still be clipped, zeroed or computed until just before its own step, so they cannot be judged earlier.
 
 A loss scaler that skips a step calls no optimizer: the step starts again under the same number. So that such a run can be halted too, the
-rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
+rank checks for a halt before the scaler decides, and skipped rounds count as steps towards the one that was agreed on.
 
-torch calls no hook if `step()` raises: such a step is over when no call of it is running any more. If it is tried again, it is the same step.
+torch calls no hook if `step()` raises: such a step is over once no call of it is running any more. If it is tried again, it is the same step.
 """
 
 import functools
@@ -44,15 +44,15 @@ from holter.rank.readings.vitals import VitalsProbe
 from holter.records import Phase
 
 REFRESH_EVERY = 16
-"""Steps between two looks for parameters that were frozen, thawed or added."""
+"""Number of steps between two searches for parameters that were frozen, thawed or added."""
 THAW_EVERY = 4
-"""Steps between two quick looks for what was frozen or thawed: the same steps on all ranks, whatever their budgets allow."""
+"""Number of steps between two quick checks whether anything was thawed: the same steps on all ranks, whatever their budgets allow."""
 
 Optimizers: TypeAlias = "set[weakref.ref[torch.optim.Optimizer]]"
 
 
 class StepReaders(NamedTuple):
-    """What reads a step: before it, while it is applied, and after it."""
+    """The probes that read a step before, while and after it is applied."""
 
     gradients: GradientProbe
     comparison: ComparisonProbe
@@ -64,7 +64,7 @@ class StepReaders(NamedTuple):
 
 
 class StepProbe:
-    """Follows every optimizer; has a step told when it is over."""
+    """Follows every optimizer, and has each step reported when it is over."""
 
     def __init__(self, context: Context, readers: StepReaders, find_models: Callable[[], None]) -> None:
         self._context = context
@@ -75,19 +75,19 @@ class StepProbe:
         )
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
-        """In order of their first step."""
+        """Optimizers in the order of their first step."""
         self._stepped: Optimizers = set()
-        """Took part in the open step."""
+        """Optimizers that have stepped in the open step."""
         self._last: Optimizers = set()
-        """Took part in the step before."""
+        """Optimizers that took part in the step before."""
         self._depth = 0
-        """Calls of `step` that have begun, each inside the one before, and have not ended."""
+        """Number of nested calls of `step` that have begun and have not ended."""
         self._num_around = 0
-        """Of these, the calls of a framework's own step (`begin`, `end`)."""
+        """How many of these are calls of a framework's own step (`begin`, `end`)."""
         self._caller: Any = None
-        """The code of torch that calls our hooks, and runs for as long as a step does."""
+        """Code object of the torch function that calls our hooks, which runs for as long as a step does."""
         self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
-        """The optimizer that steps, or stepped last."""
+        """Weak reference to the optimizer that is stepping, or stepped last."""
         self._is_applying = False
         self._is_straggler = False
         self._reporter = StepReporter(context)
@@ -102,18 +102,18 @@ class StepProbe:
         readers.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
-        """Listen to every optimizer, those that do not exist yet included."""
+        """Register hooks on every optimizer, including those that do not exist yet."""
         wrap = self._context.guard.wrap
         before, after = wrap(self._before, "steps"), wrap(self._after, "steps")
 
         def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> closures.Arguments | None:
-            # A compiled step is left as it is: a hook that is traced would change it.
+            # A compiled step is left as it is: tracing our hook would change it.
             if torch.compiler.is_compiling():
                 return None
             self._caller = getattr(sys._getframe().f_back, "f_code", None)  # noqa: SLF001
             has_closure = closures.has_closure(args, kwargs)
             before(optimizer, has_closure=has_closure)
-            # Unless it is inside another's step: that one's closure is followed.
+            # Inside another optimizer's step it is that one's closure that is followed.
             if not has_closure or self._depth != 1 or not closures.is_followed(optimizer):
                 return None
             return closures.follow(
@@ -137,7 +137,7 @@ class StepProbe:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that have stepped and still exist, in order of their first step."""
+        """Optimizers that have stepped and still exist, in the order of their first step."""
         alive = []
         for reference in self._known:
             if (optimizer := reference()) is not None:
@@ -148,30 +148,30 @@ class StepProbe:
 
     @property
     def next_step(self) -> int:
-        """The step that a forward pass belongs to if it begins now: where an optimizer has stepped, the open step had its own."""
+        """The step to which a forward pass belongs that begins now: the one after the open step if an optimizer has already stepped."""
         return self._context.log.step + bool(self._stepped)
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """A framework's own step begins, around those of this optimizer."""
+        """Note that a framework's own step begins, within which this optimizer steps."""
         self._num_around += 1
         self._before(optimizer)
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """A framework's own step is over."""
+        """Note that a framework's own step is over."""
         try:
             self._after(optimizer)
         finally:
             self._num_around -= 1
 
     def replayed(self, num_steps: int) -> None:
-        """A graph was replayed that contains so many steps: none of their hooks has run."""
+        """Count the steps of a graph that was replayed, because none of their hooks has run."""
         for _ in range(0 if self._depth or self._stepped else num_steps):
             last = self._last
             self._close()
             self._last = last
 
     def end_open_step(self) -> None:
-        """A backward pass begins: what stepped before it is a step of its own."""
+        """Close the open step, if an optimizer has stepped in it, because a backward pass begins."""
         if self._depth and self._drop_raised():
             self._is_applying = self._is_straggler = False
             self._context.enter(self._interrupted)
@@ -179,7 +179,7 @@ class StepProbe:
             self._close(is_late=True)
 
     def end_round(self) -> None:
-        """A loss scaler's round is over: if it called no optimizer, it has thrown away what was computed for the step."""
+        """Begin the step anew if a loss scaler's round is over and it called no optimizer: it has dropped the step's gradients."""
         log = self._context.log
         if not self._stepped and not self._depth and log.num_backwards:
             log.drop()
@@ -193,7 +193,7 @@ class StepProbe:
             return
         if is_after_raised:
             if self._current() is optimizer:
-                # It is tried again: all was looked at, and other ranks are not asked twice.
+                # The same step is tried again: all was already checked, and other ranks are not asked twice.
                 return
             self._is_applying = False
             context.enter(self._interrupted)
@@ -202,7 +202,7 @@ class StepProbe:
             self._close()
         if self._current not in self._known:
             self._attempt(self._learn_optimizer, optimizer)
-        # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
+        # Nothing was computed since the last step was closed, and this optimizer had no part in it: it belongs to that step and is late.
         self._is_straggler = (
             not context.log.now.passes.num_done
             and not self._stepped
@@ -223,7 +223,7 @@ class StepProbe:
     def _look_at_applied(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         context = self._context
         if context.world_size > 1:
-            # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
+            # What is applied may differ from what was reduced: a script may have written to `.data`, which torch does not count as a change.
             context.gradient_answers.clear()
         self._attempt(self._read_applied, optimizer)
         if context.hold.agent is not None:
@@ -232,11 +232,14 @@ class StepProbe:
             self._attempt(self._compare_before, optimizer, has_gradients=not has_closure)
 
     def _begin_closure(self) -> None:
-        """The step computes its own gradients: nothing is applied meanwhile."""
+        """Note that nothing is being applied while the step's closure computes its gradients."""
         self._is_applying = False
 
     def _end_closure(self, optimizer: torch.optim.Optimizer, is_unwritten: bool) -> None:  # noqa: FBT001
-        """They are there, and are about to be applied."""
+        """Check the gradients that the closure computed and that are about to be applied, as before a step without a closure.
+
+        `is_unwritten`: the parameters have not been written to since the step began. Otherwise the rank cannot be held.
+        """
         if is_unwritten:
             self._attempt(self._read_applied, optimizer)
             halts = self._context.hold.agent
@@ -270,7 +273,7 @@ class StepProbe:
             self._last.add(weakref.ref(optimizer))
             self._is_straggler = False
             return
-        # A closure calls backward inside the step.
+        # The gradients are read again, because a closure calls backward inside the step.
         self._attempt(self._read_applied, optimizer, is_applied=True)
         self._stepped.add(weakref.ref(optimizer))
         self._attempt(self._note_rate, optimizer)
@@ -283,7 +286,7 @@ class StepProbe:
             self._context.log.now.learning_rate = float(rate)
 
     def _drop_raised(self, *, is_beginning: bool = False) -> bool:
-        """Forget calls of `step` that raised; True if the outermost is among them."""
+        """Forget calls of `step` that raised; return True if the outermost is among them."""
         num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
         while frame is not None:
             num_running += frame.f_code is self._caller
@@ -311,10 +314,10 @@ class StepProbe:
             self._context.undo.rewind.registered.find = found
 
     def _read_applied(self, optimizer: torch.optim.Optimizer, *, is_applied: bool = False) -> None:
-        """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
+        """Read whether what the optimizer applies is finite, and if not, search for the origin."""
         self._gradients.read_applied(optimizer)
         now = self._context.log.now
-        # What its device leaves out is not in the weights, however soon the device tells of it: it is asked about once the rank stands.
+        # What the device leaves out does not reach the weights, however early its answer comes: the origin is searched for once the rank is held.
         if now.suspects.is_applied and not (is_applied and self._finite.flags.decides(optimizer, now.step)):
             self._ask_about_batch(is_applied=is_applied)
 
@@ -323,37 +326,40 @@ class StepProbe:
             self._batches.investigate(is_applied=is_applied)
 
     def is_torn(self) -> bool:
-        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+        """Whether the weights may be partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self._is_applying or bool(self._stepped) or self._is_straggler
 
     def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Nothing of this optimizer's step is applied yet. Once one of several has stepped, only a NaN is worth stopping in between."""
+        """Hold the rank before this optimizer's step is applied, for non-finite gradients or an agreed halt.
+
+        Once one of several optimizers has stepped, only a NaN is worth stopping in between.
+        """
         context = self._context
         halts = context.hold.agent
         assert halts is not None
-        # What is captured is not applied, and to ask the device anything would spoil the capture.
+        # What is being captured is not applied, and asking the device anything would spoil the capture.
         if halts.is_wanted() and not is_capturing():
             self._attempt(self._hold_if_bad, optimizer, has_closure=has_closure)
         was_torn = self.is_torn()
-        # Set before it is asked: a rescue that begins from now on must not take what is about to change.
+        # Set before `is_due` is asked: a rescue that begins from now on must not save what is about to change.
         self._is_applying = True
         if halts.is_due(self._round) and not was_torn:
             self._is_applying = False
             self._hold("agreed")
 
     def _hold_if_due(self) -> None:
-        """A loss scaler is about to decide whether to call an optimizer: if it does not, no other hook asks."""
+        """Hold the rank if a halt is due; called before a loss scaler decides whether to call an optimizer, since otherwise no hook may run."""
         halts = self._context.hold.agent
         if halts is not None and not self._depth and not self.is_torn() and halts.is_due(self._round):
             self._hold("agreed")
 
     @property
     def _round(self) -> int:
-        """The step, plus the rounds that a scaler has skipped since: the same number on all ranks that share their gradients."""
+        """The step plus the rounds that a scaler has skipped since it began: the same number on all ranks that share their gradients."""
         return self._context.log.step + self._context.log.now.passes.num_skipped_rounds
 
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
-        """This rank's gradients are not finite, or another's shards are not; with a closure they are not there yet."""
+        """Hold the rank if its gradients, or another rank's shards, are not finite; with a closure its own are not computed yet."""
         context = self._context
         step = context.log.step
         if (left_out := self._attempt(self._finite.left_out, step)) is not None:
@@ -371,19 +377,22 @@ class StepProbe:
         if late is not None or first < step:
             self._note_poisoned(first)
         self._hold("peer" if own is None else "nonfinite")
-        # Released: the script goes on with what it has.
+        # The rank was released: the script goes on with non-finite weights.
         self._note_poisoned(first)
         if context.hold.agent is not None and not context.hold.agent.is_wanted():
             self._shards.leave()
 
     def _hold_left_out(self, left_out: LeftOut) -> None:
-        """A device has left out a step, and all since: the weights are those from before it, and so is everything else once it is decided to save it."""
+        """Hold the rank because its device has left out a step and all later ones.
+
+        The weights are those from before that step, and if a save is decided on, everything else is saved as it was then, too.
+        """
         context = self._context
         hold, step = context.hold, context.log.step
         self._finite.flags.act()
         self._reporter.tell_until(left_out.step, self._batches.investigate_left_out)
         hold.left_out = left_out
-        # It stands where its weights are: one that has beaten at a later step is taken to have gone on.
+        # The heartbeat names the step of the weights: a rank that reports a later step is taken to have gone on.
         context.writer.beat(left_out.step, context.phases.phase, 0)
         try:
             self._hold("nonfinite", step=left_out.step)
@@ -410,16 +419,16 @@ class StepProbe:
         if not is_known and not self._finite.finds(optimizer, is_torn=self.is_torn(), is_flagged=is_flagged):
             return False
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
-            # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
+            # Not all of this rank's own gradients were read: it cannot be said that another rank made the NaN.
             self._attempt(self._gradients.read_applied, optimizer, is_known_bad=True)
             self._attempt(self._ask_about_batch)
         elif step.suspects.tensors:
-            # A device has answered only now that this rank's own are not finite.
+            # A device has answered only now that this rank's own gradients are not finite.
             self._attempt(self._ask_about_batch)
         return True
 
     def _hold(self, why: HoldReason, step: int | None = None) -> None:
-        """Stand still until it is decided what to do. The time is neither the step's nor holter's."""
+        """Hold the main thread until it is decided what to do; the time is counted neither as the step's nor as holter's."""
         context = self._context
         log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and step is None and not log.now.is_told:
@@ -434,7 +443,10 @@ class StepProbe:
         context.phases.take()
 
     def _compare_before(self, optimizer: torch.optim.Optimizer, *, has_gradients: bool = True) -> None:
-        """What is equal on all replicas before a step; its gradients only if they are those that it applies: a closure may still have to reduce them."""
+        """Record what must be equal on all replicas before a step.
+
+        Gradients are included only if they are those that the step applies: a closure may still have to reduce them.
+        """
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
@@ -456,7 +468,7 @@ class StepProbe:
             self._attempt(self._vitals.before_step, together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-        """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
+        """Return the optimizers whose models are compared: all of the last step if this one was among them, else this one alone."""
         if len(self._last) == 1 or weakref.ref(optimizer) not in self._last:
             return [optimizer]
         return [other for other in self.optimizers if weakref.ref(other) in self._last]
@@ -481,7 +493,7 @@ class StepProbe:
         self._device_began = context.readings.device_s
 
     def _close(self, *, is_late: bool = False) -> None:
-        """The step is over, whatever could be read of it."""
+        """Close and report the step, whatever could be read of it."""
         context = self._context
         log = context.log
         if self._stepped:
@@ -499,7 +511,7 @@ class StepProbe:
         context.gradient_answers.clear()
         self._attempt(context.undo.rewind.step_closed, log.step, is_late=is_late)
         if not is_capturing():
-            # Even to ask a device whether it is done would spoil a graph that is being captured.
+            # Even asking a device whether it is done would spoil a graph that is being captured.
             self._attempt(context.readings.poll)
         self._attempt(self._reporter.tell_ready)
         self._attempt(self._reporter.heed_sidecar)
