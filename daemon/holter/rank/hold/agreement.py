@@ -1,13 +1,13 @@
 """How ranks that each apply a part of a step agree before it whether all parts are finite.
 
-    rank 0                 the root: knows when everybody has spoken, and answers
-    ├── 1 … 16             each hands on one word for itself and all behind it
-    │   └── 17 … 272       of 16,000 ranks the last are four levels down
-    words go up            the first step that is not finite there, or none
-    answers go down        the first of all of them
+    rank 0                 the root: knows when every rank has sent its word, and answers
+    ├── 1 … 16             each passes on one word for itself and all ranks below it
+    │   └── 17 … 272       with 16,000 ranks the last are four levels down
+    words go up            the first step that is not finite in that part of the tree, or none
+    answers go down        the first of all of these steps
 
-A round is a step and, where several optimizers make one step, the turn in it. Words may come in any order, and those of rounds that somebody
-never speaks in are forgotten. Nothing here waits or sends: what a word leads to is returned.
+A round is a step and, if several optimizers make one step, the turn within it. Words may come in any order. A round in which a rank never
+sends its word is forgotten. Nothing here waits or sends: the functions return what is to be sent.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from typing import NamedTuple
 
 FAN_OUT = 16
 KEPT_ROUNDS = 64
-"""How many unanswered rounds are kept: ranks are a step apart at most, and a rank further behind is no longer waited for."""
+"""Number of unanswered rounds that are kept: ranks are at most one step apart, and a rank further behind is no longer waited for."""
 
 
 class Round(NamedTuple):
-    """What is agreed on; later rounds are greater."""
+    """One agreement: the step, and the turn of the optimizer in it. Later rounds compare as greater."""
 
     step: int
     turn: int
 
 
 class Word(NamedTuple):
-    """The word of one rank and all behind it, or the answer."""
+    """What is sent up for one rank and all ranks below it, or the answer that is sent down for all."""
 
     round: Round
     bad_step: int | None
-    """The first step known not to be finite: this one, or one before of which a device answered late. None: all is well."""
+    """The first step that is known not to be finite: this one, or an earlier one about which a device answered late. None if all are finite."""
 
 
 class Sending(NamedTuple):
-    """To be sent to a neighbour in the tree."""
+    """A word that is to be sent to a neighbour in the tree."""
 
     to: int
     word: Word
@@ -43,7 +43,7 @@ class Sending(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """Where a rank stands."""
+    """A rank's place in the tree."""
 
     rank: int
     world_size: int
@@ -51,27 +51,27 @@ class Tree:
 
     @cached_property
     def parent(self) -> int | None:
-        """None: the root."""
+        """The rank to which this one sends its word; None for the root."""
         return (self.rank - 1) // self.fan_out if self.rank else None
 
     @cached_property
     def children(self) -> range:
-        """Those who speak through this rank."""
+        """The ranks that send their words to this one."""
         first = self.rank * self.fan_out + 1
         return range(min(first, self.world_size), min(first + self.fan_out, self.world_size))
 
 
 class AgreementRounds:
-    """One rank's view: who has spoken in which round, and what was answered last."""
+    """One rank's view of the rounds: which words have come, and which answer came last."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._said: dict[Round, dict[int, int | None]] = {}
         self.answer: Word | None = None
-        """The newest. Before the first one nobody knows whether all ranks are there."""
+        """The newest answer. None before the first one, when nobody knows yet whether all ranks take part."""
 
     def hear(self, sender: int, word: Word) -> list[Sending]:
-        """Our own word, a child's, or the parent's answer."""
+        """Take in our own word, a child's word, or the parent's answer; return what is to be sent because of it."""
         if sender == self._tree.parent:
             return self._answer(word)
         said = self._said.setdefault(word.round, {})
@@ -86,11 +86,11 @@ class AgreementRounds:
         return self._answer(whole) if parent is None else [Sending(parent, whole)]
 
     def answered(self, asked: Round) -> Word | None:
-        """The answer of this round and no other."""
+        """Return the answer if it is that of this round, else None."""
         return self.answer if self.answer is not None and self.answer.round == asked else None
 
     def awaited(self, asked: Round) -> list[int]:
-        """Whom this rank waits for: children who have not spoken, else whoever answers."""
+        """Return the ranks that this one waits for: children whose word is missing, else the parent, who answers."""
         said = self._said.get(asked)
         missing = [child for child in self._tree.children if said is not None and child not in said]
         return missing or ([] if self._tree.parent is None else [self._tree.parent])

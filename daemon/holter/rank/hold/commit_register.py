@@ -1,8 +1,8 @@
-"""One register a step, in which the first word stands: ranks that wait before the same step never part, whoever else dies.
+"""One register for each step, which keeps the first word that is written: ranks that wait before the same step never decide differently.
 
-A rank offers what it wants, `commit` with the order in full or `abort`, and obeys what it finds there. The order is part of the word: a rank
-whose own sidecar is gone learns from it where to save. The register is in the job's own rendezvous store, asked through a connection of its
-own and never for long.
+A rank offers what it wants, `commit` with the whole order or `abort`, and obeys what it finds there. Because the order is part of the word, a
+rank whose own sidecar is gone learns from it where to save. The register is in the job's own rendezvous store, and is reached through a
+connection of our own, with a short deadline.
 """
 
 import threading
@@ -19,18 +19,18 @@ from holter.threads import without_signals
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Order)
 CALL_S = 5.0
-"""How long one question may take; a store whose host is gone would make us wait for its own half an hour."""
+"""Seconds that one question may take; a store whose host is gone would make us wait for its own timeout of half an hour."""
 T = TypeVar("T")
 
 
 class CommitRegister(Protocol):
-    """Asked in the main thread of a rank that stands; no call may take long."""
+    """Decides what held ranks do. It is called in the main thread of a held rank, so no call may take long."""
 
     def offer(self, step: int, order: Order) -> Order:
-        """Offer a word for this step; returns the one that stands, which is ours if there was none. Raises anything where that cannot be known."""
+        """Offer a word for this step; return the one that is kept, which is ours if there was none. May raise any exception if that cannot be known."""
 
     def look(self, step: int) -> Order | None:
-        """The word that stands; None: there is none yet."""
+        """Return the word that is kept for this step; None if there is none yet."""
 
 
 class LocalRegister:
@@ -49,7 +49,7 @@ class LocalRegister:
 
 
 class StoreRegister:
-    """In a store of torch's: `compare_set`, `check` and `get` are all that is called. TimeoutError where nobody answers."""
+    """A register in a store of torch's, of which only `compare_set`, `check` and `get` are called. Raises TimeoutError if nobody answers."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
@@ -70,11 +70,11 @@ class StoreRegister:
 
 
 def reach(life: int) -> CommitRegister:
-    """The register of this job; `life` tells the lives of a job that is restarted apart. Raises anything."""
+    """Return the register of this job; `life` is another number after each restart of the job. May raise any exception."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return LocalRegister()
     store = c10d._get_default_store()  # noqa: SLF001
-    # A connection of its own: another thread may be blocked in a question on the job's.
+    # We need our own connection: another thread may be blocked in a question on the job's.
     return StoreRegister(_within(store.clone), f"holter/halt/{life}")
 
 
@@ -85,7 +85,7 @@ def _within(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(call())
-        except Exception as error:  # noqa: BLE001  it is raised where it was asked for
+        except Exception as error:  # noqa: BLE001  the caller's thread raises it
             errors.append(error)
 
     asking = threading.Thread(target=run, name="holter-register", daemon=True)

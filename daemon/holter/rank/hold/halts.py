@@ -1,10 +1,10 @@
-"""What the rank's halt agent is told and acts with, and how it ends the process: exit code 93, whatever the interpreter and the libraries would make of it.
+"""The halt agent's settings and parts, and how it ends the process: with exit code 93, whatever the interpreter and the libraries would return.
 
-    main thread stands in hold   SystemExit(93) -> the script's own `finally` and atexit -> ours, the last: os._exit(93)
+    main thread is held          SystemExit(93) -> the script's own `finally` and atexit -> our atexit, the last: os._exit(93)
                                  a script that does not end by itself is ended after a few seconds
     main thread is elsewhere     os._exit(93) from the halt agent's thread
 
-Destructors of native libraries are not reached: some abort when peers are gone, and the code would be theirs.
+Destructors of native libraries are skipped: some abort when peers are gone, and the exit code would be theirs.
 """
 
 import atexit
@@ -28,47 +28,47 @@ from holter.records import EXIT_CODE, Order
 from holter.threads import without_signals
 
 HoldReason = Literal["nonfinite", "peer", "agreed"]
-"""What the optimizer is about to apply is not finite here; on another rank's shard; or the ranks agreed to stop before this step."""
+"""nonfinite: what the optimizer is about to apply is not finite on this rank; peer: on another rank's shard; agreed: the ranks stop before this step."""
 SCRIPT_S = 10.0
-"""For the script's own end."""
+"""Seconds that the script has to end by itself before it is ended."""
 FLUSH_S = 1.0
 ELASTIC = b"TORCHELASTIC_RESTART_COUNT="
-"""In the environment of what an elastic agent started, and not in the agent's own."""
+"""A variable in the environment of processes that an elastic agent started, but not in the agent's own."""
 
 
 class Position(NamedTuple):
-    """Where the main thread is."""
+    """Where the main thread is in the training."""
 
     step: int
-    """Completed optimizer steps."""
+    """Number of completed optimizer steps."""
     is_torn: bool
-    """Inside an optimizer's step, or between two of one round: weights are partly new."""
+    """Whether it is inside an optimizer's step, or between two of one round, so that weights are partly new."""
     poisoned_step: int | None = None
-    """The first that was applied although it was not finite."""
+    """The first step that was applied although it was not finite; None if there is none."""
 
 
 class SaveActions(Protocol):
-    """What the agent cannot do itself: it knows no torch and no framework."""
+    """What the agent has others do, because it knows neither torch nor the framework."""
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
-        """Write and prove this rank's part; whatever it raises says what is not saved."""
+        """Write and verify this rank's part of the checkpoint; any exception says what was not saved."""
 
     def position(self) -> Position:
-        """Where the main thread is now."""
+        """Return where the main thread is now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the agent is told once."""
+    """What the agent is told once, when it is made."""
 
     rank: int
     world_size: int
     run_dir: str = ""
-    """Empty: not known yet."""
+    """Empty if it is not known yet."""
     is_halting: bool = True
-    """The user's action is halt: what is not finite is held, and a process that is about to end asks first."""
+    """Whether the user's action is halt: then a non-finite step is held, and a process that is about to end asks first."""
     halt_signals: frozenset[int] = frozenset()
-    """That ask for a halt at an agreed step."""
+    """Numbers of the signals that ask for a halt at an agreed step."""
     neighbours: frozenset[int] = frozenset()
     """Ranks that the same launcher started."""
 
@@ -79,19 +79,19 @@ class Leaving:
     def __init__(self, announce: Callable[[], None], agent: int = 0) -> None:
         self.is_leaving = False
         self.before_end: Callable[[], None] = lambda: None
-        """Waits for what the interpreter's end must not cut off."""
+        """Called at exit; waits for work that the interpreter's end must not cut off."""
         self._announce = announce
-        """Tells the sidecar that this end is meant."""
+        """Tells the sidecar that this end is intended."""
         self._agent = agent
-        """Process that would start this rank again; 0: there is none."""
+        """Id of the process that would start this rank again; 0 if there is none."""
         self._pid = os.getpid()
 
     def register(self) -> None:
-        """Must be called before others register exit functions: the first registered runs last."""
+        """Register our exit function. This must come before all others, because the first one registered runs last."""
         atexit.register(self._at_exit)
 
     def leave(self, *, tells_agent: bool) -> NoReturn:
-        """In the main thread: leave the script as `sys.exit` would."""
+        """Leave the script as `sys.exit` would; to be called in the main thread."""
         self._begin(tells_agent=tells_agent)
         watchdog = threading.Timer(SCRIPT_S, self._end)
         watchdog.daemon = True
@@ -100,7 +100,7 @@ class Leaving:
         raise SystemExit(EXIT_CODE)
 
     def leave_now(self, *, tells_agent: bool) -> NoReturn:
-        """From any thread, whatever the others do."""
+        """End the process at once, from any thread, whatever the others do."""
         self._begin(tells_agent=tells_agent)
         self._end()
 
@@ -136,17 +136,17 @@ class Leaving:
 
 @dataclass(kw_only=True)
 class AgentParts:
-    """What the agent acts with."""
+    """The parts with which the agent acts."""
 
     actions: SaveActions
     register: Callable[[], CommitRegister]
-    """Made when the first hold needs it. Raises anything."""
+    """Makes the register when the first hold needs it. May raise any exception."""
     leaving: Leaving
     log: Callable[[str], None] = lambda _: None
-    """One sentence in the job's own log."""
+    """Writes one sentence to the job's own log."""
     signals: Termination | None = None
     signal_fd: int = -1
-    """Where the numbers of signals arrive."""
+    """File descriptor from which the numbers of signals are read; -1 if there is none."""
     patience_s: Callable[[Rank], float | None] = table.patience_s
 
 
@@ -157,7 +157,7 @@ def _flush() -> None:
 
 
 def _end_children() -> None:
-    """What `multiprocessing` does at an ordinary end: loaders' workers would outlive us for seconds and hold our pipes."""
+    """Terminate daemon children, as `multiprocessing` does at an ordinary end: loaders' workers would outlive us for seconds and hold our pipes."""
     with contextlib.suppress(Exception):
         for child in multiprocessing.active_children():
             if child.daemon:
@@ -165,7 +165,7 @@ def _end_children() -> None:
 
 
 def find_agent() -> int:
-    """The elastic agent that started this process, perhaps through a shell: the nearest forebear that is not a worker; 0: none."""
+    """Return the id of the elastic agent that started this process, perhaps through a shell: the nearest ancestor that is no worker; 0 if none."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
