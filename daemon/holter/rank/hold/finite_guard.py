@@ -1,26 +1,26 @@
-"""The guard: is everything that an optimizer is about to apply finite? Asked on every rank at every step, before it is applied.
+"""The guard checks on every rank, before every step, whether everything that an optimizer is about to apply is finite.
 
-What a rank read of its own gradients says nothing about what its peers added in the reduction, and of a large model they are read in
-turns. So the gradients that this optimizer applies are read, all of them, unless they were since they were last written (`GradientAnswers`),
-somebody has shown them to be finite (`KnownFinite`), or a loss scaler has looked at them just now: it calls the optimizer only if they are finite, or lets a fused one
-leave the step out by itself. Where the script has unscaled them itself (`unscale_`), the scaler looked then, and what was written to them since is read.
+What a rank read of its own gradients says nothing about what its peers added in the reduction, and a large model's gradients are read in
+turns. So the guard reads all gradients that this optimizer applies, unless they were read since they were last written (`GradientAnswers`),
+somebody has shown them to be finite (`KnownFinite`), or a loss scaler has just checked them: it calls the optimizer only if they are finite, or lets a
+fused one leave the step out by itself. If the script has unscaled them itself (`unscale_`), the scaler checked them then, and what was written since is read.
 
 Host memory is read at once, at the speed of memory. On a device the pass is started, and its answer comes when the device gets there:
 
-    torch's fused optimizers             nothing is waited for: the device itself leaves the step out (`device_flags`), and the rank is held when it learns of it
-    all others, and shards               the answer is waited for, `wait_s` at most; if it is not there by then, the step is applied, and if it was not
+    torch's fused optimizers             we do not wait: the device itself leaves the step out (`device_flags`), and the rank is held when it learns of it
+    all others, and shards               we wait for the answer, `wait_s` at most; if it is not there by then, the step is applied, and if it was not
                                          finite, the weights are poisoned and the last snapshot is the state to keep
 
-A rank that applies a shard sees its own alone: `Shards` asks the other ranks before the step is applied. That concerns DTensors that are split
-over some axis of their mesh, FSDP's flat parameters and ZeRO's partitions. All ranks of the job agree, which is simplest: replicas of a shard
-say the same twice. Replicated models are not asked and pay nothing; neither is a step that a loss scaler answers for. Whether a rank is asked
-depends on the script's code and on how its model lies on the ranks, not on what the rank has seen: all are asked before the same steps. What
-it costs is said in `peers`. On a device too they agree by sockets, before the step, and no flag is shared by a collective: one of ours that a single rank does
-not join, because a hook of ours failed there, would hang the job for good, where a socket gives up after two seconds; and a communicator of our own
-beside the job's may deadlock with them.
+A rank that applies a shard sees only its own: `Shards` asks the other ranks before the step is applied. That concerns DTensors that are split
+over some axis of their mesh, FSDP's flat parameters and ZeRO's partitions. All ranks of the job agree, which is simplest, although replicas of a
+shard say the same twice. Replicated models are not asked and pay nothing; nor is anybody asked about a step that a loss scaler has checked. Whether a
+rank is asked depends on the script's code and on how its model is laid out on the ranks, not on what the rank has seen: all are asked before the same
+steps. The docstring of `peers` says what this costs. On a device too they agree over sockets, before the step, and share no flag by a collective: one of
+ours that a single rank does not join, because a hook of ours failed there, would hang the job for good, while a socket gives up after two seconds; and a
+communicator of our own beside the job's may deadlock with it.
 
-An optimizer that is given a closure computes its gradients inside its step: it is held, or given the flag, between the two (`hooks.closures`). LBFGS and optimizers that are not torch's
-apply something before they call it, or may: they cannot be held, and a NaN of theirs is told when the step is over.
+An optimizer that is given a closure computes its gradients inside its step: it is held, or given the flag, after the closure (`hooks.closures`). LBFGS and
+optimizers that are not torch's may change weights before they call it: they cannot be held, and a NaN of theirs is reported when the step is over.
 """
 
 import functools
@@ -48,37 +48,37 @@ from holter_kernels import SeenTensors
 from holter_kernels.devices import is_capturing, obeys_flag, recorded, warming
 
 WARM_S = 60.0
-"""So long a step that is not finite stands until kernels are there to read it with."""
+"""Seconds that a non-finite step is held until the kernels that read it are compiled."""
 ASK_S = 0.0002
-"""Between two questions whether a device has answered: as long as it may stand idle for them."""
+"""Seconds between two questions whether a device has answered, which is as long as the device may be idle because of them."""
 SAID_AFTER = 16
-"""Steps, after which it is said how long they waited."""
+"""Number of steps after which the log says how long each of them waited."""
 MAX_KEPT_BYTES = 16 << 20
-"""Of a call that is kept until a device has decided on its step, two or three steps later."""
+"""Largest size of a model call's inputs that are kept until a device has decided on its step, two or three steps later."""
 END_S = 1.0
-"""So long the end of the script waits for what the device has left out."""
+"""Seconds that the end of the script waits to learn what the device has left out."""
 
 
 class FiniteGuard:
-    """Reads what is applied; one for a rank."""
+    """Reads whether the gradients that a rank's optimizers are about to apply are finite; there is one for each rank."""
 
     def __init__(self, context: Context, wait_s: float = 0.0) -> None:
         self._context = context
         self._wait_s = wait_s
         self._numbers: dict[weakref.ref[torch.optim.Optimizer], int] = {}
         self._owed: list[tuple[int, GradientAnswer]] = []
-        """Readings that a device has not answered, with their steps."""
+        """(step, reading) of each reading that a device has not answered yet."""
         self.flags = context.hold.flags
         self._has_said = False
         self._waits_s: list[float] = []
         self._num_scaling = 0
         self._is_unscaled = False
-        """Of the call of a scaler that is under way: the script has unscaled the gradients before."""
+        """Whether, in the scaler's call that is running, the script has unscaled the gradients before."""
         self.before_scaled: Callable[[], None] = lambda: None
         """Called before a loss scaler decides whether to call an optimizer."""
 
     def install(self) -> None:
-        """Know when a loss scaler calls the optimizer."""
+        """Patch the loss scaler's `step`, so that we know when it calls the optimizer."""
         self._context.patches.replace("step", self._around_step, torch.amp.GradScaler)
 
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,18 +98,21 @@ class FiniteGuard:
         return step
 
     def is_scaled(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a loss scaler has looked at the gradients of this step."""
+        """Whether a loss scaler checks the gradients of this step."""
         return self._num_scaling > 0 or getattr(optimizer, "found_inf", None) is not None
 
     def _is_answered_for(self, optimizer: torch.optim.Optimizer, *, is_flagged: bool) -> bool:
-        """Whether a loss scaler has looked at the gradients as they are now: not if the script has unscaled them itself, and may have written to them since."""
+        """Whether a loss scaler has checked the gradients as they are now; not if the script has unscaled them and may have written to them since."""
         if getattr(optimizer, "found_inf", None) is not None:
-            # It leaves the step out by itself; only the device knows whether it does.
+            # The optimizer leaves the step out by itself; only the device knows whether it does.
             return not (is_flagged and getattr(optimizer, "grad_scale", None) is None)
         return self._num_scaling > 0 and not self._is_unscaled
 
     def finds(self, optimizer: torch.optim.Optimizer, *, is_torn: bool = False, is_flagged: bool = False) -> bool:
-        """Whether something that is not finite is about to be applied, as far as is known before it is. Flagged: its device leaves it out by itself."""
+        """Whether something that is not finite is about to be applied, as far as is known before it is.
+
+        If `is_flagged`, the device is usually given the flag, by which it leaves the step out by itself; the result is then False.
+        """
         if self._is_answered_for(optimizer, is_flagged=is_flagged):
             return False
         held = self._held(optimizer)
@@ -136,7 +139,10 @@ class FiniteGuard:
         return bool(tables) and has_nonfinite(tables[0])
 
     def _finds_by_operations(self, name: str, gradients: Sequence[torch.Tensor], device: torch.device) -> bool:
-        """The same where no reading was begun (kernels are being compiled, the device is full, or too far behind): by torch's own operations, and waited for. What was found is then read, if it can be."""
+        """Do the same with torch's own operations, and wait for them; then read the tensors, if possible, should one not be finite.
+
+        This is for when no reading could be begun: kernels are being compiled, or the device is full or too far behind.
+        """
         place = torch.empty((), dtype=torch.float32, pin_memory=True)
         place.copy_(flag_of(gradients), non_blocking=True)
         event, began_s = recorded(device), clock.monotonic_s()
@@ -169,7 +175,7 @@ class FiniteGuard:
         device = device_of(gradients) or next(p.device for group in optimizer.param_groups for p in group["params"])
         flag = None
         if answer is not None and answer.mark is not None and len(answer.mark.addresses) == 8 * len(gradients):
-            # Of these gradients and no others, which another optimizer may apply, or none.
+            # The flag must be of exactly these gradients: others may belong to another optimizer, or to none.
             flag = getattr(answer.reading, "flag", None)
         if flag is None and gradients:
             flag = flag_of(gradients)
@@ -183,7 +189,7 @@ class FiniteGuard:
         self.flags.give(optimizer, device, flag, step=step.step, is_torn=is_torn, then=known)
 
     def _wait_for(self, answer: GradientAnswer, tables: list[Any]) -> None:
-        """A device's answer before the step is applied; where it does not come in time, it is owed."""
+        """Wait for a device's answer before the step is applied; if it does not come in time, `late` asks for it at later steps."""
         context, began_s = self._context, clock.monotonic_s()
 
         def is_there() -> bool:
@@ -192,7 +198,7 @@ class FiniteGuard:
 
         if self._wait_s > 0:
             wait_until(is_there, self._wait_s, poll_s=ASK_S)
-        # The device works meanwhile, and the step would wait for it at last.
+        # The device works meanwhile, and the step would have to wait for it in the end.
         waited_s = clock.monotonic_s() - began_s
         context.guard.own_s -= waited_s
         if tables:
@@ -207,7 +213,7 @@ class FiniteGuard:
             )
 
     def _say_cost(self, waited_s: float) -> None:
-        """Once, when the first steps have shown it; by the first rank, whose steps are everybody's."""
+        """Log once how long the first steps waited; only rank 0 does, because all ranks make the same steps."""
         if len(self._waits_s) >= SAID_AFTER:
             return
         self._waits_s.append(waited_s)
@@ -218,7 +224,7 @@ class FiniteGuard:
             )
 
     def left_out(self, step: int) -> LeftOut | None:
-        """The first step that the device left out, if this is the step before which to act on it."""
+        """Return the first step that the device left out, if `step` is the one before which to act on it; else None."""
         if not self.flags.has_given:
             return None
         began_s = clock.monotonic_s()
@@ -231,7 +237,7 @@ class FiniteGuard:
         return found
 
     def end(self) -> None:
-        """Nothing is held any more: say what was left out and nobody was told of."""
+        """Stop guarding, at the end of the script: log a step that was left out and not reported yet."""
         self.flags.take_back_all()
         if self.flags.wait(self._context.log.step, END_S) and (found := self.flags.left_out()) is not None:
             self.flags.act()
@@ -241,7 +247,7 @@ class FiniteGuard:
             )
 
     def late(self) -> int | None:
-        """The first step of which a device has answered since that it was not finite; it is in the weights."""
+        """Return the first step about which a device has answered too late that it was not finite: it is in the weights. Else None."""
         if not self._owed:
             return None
         self._context.readings.poll()
@@ -279,30 +285,33 @@ def _is_dense_float(part: torch.Tensor) -> bool:
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it, dense."""
+    """Return what this rank holds of a gradient, as a dense tensor."""
     part = local(gradient) if hasattr(gradient, "placements") else gradient
     return part._values() if part.is_sparse else part  # noqa: SLF001
 
 
 def kept_call(call: Inputs | None) -> Inputs | None:
-    """The call, if its tensors are small."""
+    """Return the call if its tensors are small enough to be kept, else None."""
     is_small = call is not None and sum(t.nbytes for _, t, _ in call.leaves) <= MAX_KEPT_BYTES
     return call if is_small else None
 
 
 class Shards:
-    """Asks the other ranks, those with other shards or other stages of a pipeline; one for a rank."""
+    """Asks the other ranks, which have other shards or other stages of a pipeline, whether their part is finite; there is one for each rank."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._split: dict[weakref.ref[torch.optim.Optimizer], tuple[int, bool]] = {}
-        """By optimizer: the number of its parameters, and whether one of them was split then."""
+        """Optimizer -> the number of its parameters, and whether one of them was split when this was read."""
         self._is_stage = False
-        """This rank trains a stage of a pipeline: a NaN of another stage's need not come to it."""
+        """Whether this rank trains a stage of a pipeline, which another stage's NaN need not reach."""
         self._asked_step = -1
 
     def agree(self, optimizer: torch.optim.Optimizer, bad_step: int | None) -> int | None:
-        """The first step that is not finite on any rank, as far as is known before this one is applied; `bad_step` is our own."""
+        """Return the first step that is not finite on any rank, as far as is known before this one is applied; None if there is none.
+
+        `bad_step` is this rank's own.
+        """
         context = self._context
         peers = context.hold.peers
         if peers is None:
@@ -318,7 +327,7 @@ class Shards:
         return first
 
     def leave(self) -> None:
-        """Steps are not held any more: nobody is to wait for our word."""
+        """Leave the agreement, because steps are not held any more, so that no rank waits for our word."""
         if self._context.hold.peers is not None:
             self._context.hold.peers.leave()
 
@@ -327,7 +336,10 @@ class Shards:
         return self._context.world_size > 1 and self._is_split(optimizer)
 
     def _is_first_of_stage(self) -> bool:
-        """Whether this rank trains a stage and has not asked in this step yet: other stages may have fewer optimizers, and would not answer a second time."""
+        """Whether this rank trains a stage and has not asked in this step yet.
+
+        It asks once per step: other stages may have fewer optimizers, and would not answer a second time.
+        """
         return self._has_stages() and self._asked_step != self._context.log.step
 
     def _has_stages(self) -> bool:

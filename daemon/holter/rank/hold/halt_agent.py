@@ -1,12 +1,12 @@
-"""The rank's halt agent: a thread that hears orders, and the place where the main thread waits for the decision.
+"""The rank's halt agent: a thread that receives orders, and the place where the main thread waits for the decision.
 
     sidecar's socket ─┐                        ┌─▶ answers to the sidecar
-    signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it stands in `hold`: ask the register, save, go on, leave
+    signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it waits in `hold`: ask the register, save, go on, leave
     the clock ────────┤                        ├─▶ a thread that saves while the main thread is blocked
-    hold, linger ─────┘                        └─▶ the process: leave with 93, or die of what it was dying of
+    hold, linger ─────┘                        └─▶ the process: leave with 93, or die of its own signal or exception
 
-In a healthy run the thread is blocked in `poll` and costs nothing; the main thread reads two attributes a step. Every wait ends: by an order, by the
-sidecar's end, by the clock, by Ctrl-C.
+In a healthy run the thread is blocked in `poll` and costs nothing; the main thread reads two attributes at each step. Every wait ends: by an order, by
+the sidecar's end, by the clock, or by Ctrl-C.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from holter.records import Halting, Observation, Order, RankState
 from holter.threads import without_signals
 
 POLL_S = 0.2
-"""How often a main thread that stands wakes by itself; what concerns it wakes it at once."""
+"""Seconds after which a waiting main thread wakes by itself; whatever concerns it wakes it at once."""
 LOOK_S = 1.0
-"""Between two looks into the register."""
+"""Seconds between two looks into the register."""
 SPARE_S = 5.0
-"""How much later than our own deadline the signal ends the process if we do not."""
+"""Seconds after our own deadline at which the signal ends the process if we do not."""
 MAX_ORDER_BYTES = 1 << 20
 NEVER = float("inf")
 _KEEPING = (Stand.SAVING, Stand.SAVED)
@@ -47,25 +47,25 @@ _DECODER = msgspec.msgpack.Decoder(Order)
 
 @dataclass
 class _Clock:
-    """When the patience of the present standing is over."""
+    """The times at which the rank stops waiting in its present state."""
 
     standing: tuple[Stand, float | None] = (Stand.TRAINING, None)
     until_s: float = NEVER
     asked_until_s: float = NEVER
-    """Until when a SIGTERM that asked for a halt waits for it to begin."""
+    """Until when we wait for a halt to begin after a SIGTERM that asked for one."""
     is_terminated: bool = False
-    """A SIGTERM came: without our grant the process dies of it."""
+    """Whether a SIGTERM came, of which the process dies unless we grant it more time."""
 
 
 @dataclass
 class _Standing:
-    """What waits for the main thread, which stands."""
+    """What a waiting main thread still has to do, and why it waits."""
 
     why: str = ""
     todo: deque[Ask | SaveState | Do] = field(default_factory=deque)
     is_saving: bool = False
     is_lingering: bool = False
-    """In the excepthook, not in `hold`."""
+    """Whether it waits in the excepthook, not in `hold`."""
 
 
 class HaltAgent:
@@ -73,23 +73,23 @@ class HaltAgent:
 
     def __init__(self, settings: AgentSettings, parts: AgentParts, line: socket.socket) -> None:
         self.run_dir = settings.run_dir
-        """Below which orders may have us write; learned late by ranks other than 0."""
+        """The directory below which orders may make us write; ranks other than 0 learn it late."""
         self.num_refused = 0
-        """Orders that made no sense."""
+        """Number of orders that were refused."""
         self._settings = settings
         self._parts = parts
         self._line = line
         self._rank = Rank(settings.rank)
         self._due: float = NEVER
-        """From this step on the main thread has to stand; read without the lock."""
+        """From this step on the main thread has to be held; read without the lock."""
         self._asked = -1
-        """The last step before which the main thread asked whether it has to."""
+        """The last step before which the main thread asked whether it has to be held."""
         self._is_wanted = settings.is_halting
         self._known: set[int] = set()
-        """Halts of which an order was obeyed: only these can end the rank while it trains."""
+        """Numbers of the halts of which an order was obeyed: only these can end the rank while it trains."""
         self._main = _Standing()
         self._signal = ""
-        """Name of the last that came."""
+        """Name of the last signal that came."""
         self._clock = _Clock()
         self._register: CommitRegister | None = None
         self._changed = threading.Condition(threading.RLock())
@@ -97,25 +97,25 @@ class HaltAgent:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Hear from now on."""
+        """Start the thread that receives orders and signals."""
         os.set_blocking(self._wake, False)
         with without_signals():
             threading.Thread(target=self._listen, name="holter-halts", daemon=True).start()
 
-    # What the main thread calls.
+    # The main thread calls these.
 
     def is_wanted(self) -> bool:
-        """Whether a step that is not finite is to be held. Once released from such a hold it is not: the weights have the numbers then."""
+        """Whether a step that is not finite is to be held. After a release from such a hold it is not, because the weights are then bad."""
         return self._is_wanted
 
     def is_due(self, step: int) -> bool:
         """Whether the ranks agreed to stop before this step is applied; rounds that a loss scaler has skipped since the step before count as steps."""
-        # In this order: whoever orders a step sets `_due` first and then looks at `_asked`, so that one of the two sees the other.
+        # The order matters: the agent's thread sets `_due` first and then reads `_asked`, so that one of the two sees the other.
         self._asked = step
         return step >= self._due
 
     def hold(self, step: int, why: HoldReason, num_skipped: int = 0) -> None:
-        """Stand before this step until it is decided; returns to train on, or leaves with SystemExit(93)."""
+        """Wait before this step until the halt is decided; return if training goes on, else leave with SystemExit(93)."""
         with self._changed:
             if self._rank.stand is Stand.LEAVING:
                 # The script has caught the SystemExit.
@@ -134,7 +134,7 @@ class HaltAgent:
             self._is_wanted = False
 
     def linger(self, why: str) -> None:
-        """An exception has left the script: wait to be told whether to save first; returns to let the process end."""
+        """Wait to be told whether to save, after an uncaught exception; then return, so that the process ends."""
         if not self._settings.is_halting or os.getpid() != self._pid:
             return
         with self._changed:
@@ -148,7 +148,7 @@ class HaltAgent:
                 self._happen(RankEvent.INTERRUPTED)
 
     def finish(self) -> None:
-        """The script is done: a save that is under way is not cut off by the interpreter's end."""
+        """Wait for a save that is under way, so that the interpreter's end does not cut it off."""
         with self._changed:
             while os.getpid() == self._pid and self._rank.stand in _KEEPING:
                 self._changed.wait(POLL_S)
@@ -162,10 +162,10 @@ class HaltAgent:
                     if self._rank.stand in (Stand.TRAINING, Stand.WILLING, Stand.DEAD):
                         return
                     self._changed.wait(POLL_S)
-                    # the agent's own thread does that, too; whoever waits must not depend on it.
+                    # The agent's own thread does that too, but a waiting thread must not depend on it.
                     self._look_at_clock()
                 action = self._main.todo.popleft() if self._main.todo else None
-                # Under the lock: an order to leave must see either the save in the list or that it has begun.
+                # Set under the lock: an order to leave must see either the save in the list or that it has begun.
                 self._main.is_saving = isinstance(action, SaveState)
             match action:
                 case Do.RELEASE:
@@ -181,7 +181,7 @@ class HaltAgent:
                     self._look(step)
 
     def _look(self, step: int) -> None:
-        """A peer may have heard what we have not: its word in the register is as good as an order."""
+        """Look for a peer's word in the register and obey it as an order: the peer may have received one that we have not."""
         if self._rank.stand is not Stand.HELD:
             return
         with contextlib.suppress(Exception):
@@ -195,7 +195,7 @@ class HaltAgent:
                     self._obey(word)
 
     def _offer(self, ask: Ask) -> Order:
-        """What the register says to our offer; where it cannot be reached, nobody commits."""
+        """Offer this order to the register and return the word that it keeps; an abort if the register cannot be reached or its word makes no sense."""
         abort = msgspec.structs.replace(ask.order, kind="abort")
         try:
             register = self._reach_register()
@@ -215,7 +215,7 @@ class HaltAgent:
             self._register = self._parts.register()
         return self._register
 
-    # What the agent's thread does.
+    # The agent's thread runs these.
 
     def _listen(self) -> None:
         poll = select.poll()
@@ -228,7 +228,7 @@ class HaltAgent:
                 self._turn(poll, ready)
             except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is heard
                 self._parts.log(f"the halt agent failed: {type(error).__name__}: {error}")
-                # What cannot be read is not read again and again.
+                # Pause, so that something unreadable is not read again and again.
                 threading.Event().wait(POLL_S)
 
     def _turn(self, poll: select.poll, ready: list[int]) -> None:
@@ -242,7 +242,7 @@ class HaltAgent:
         self._look_at_clock()
 
     def _hear(self) -> bool:
-        """One order; False: nobody is there any more."""
+        """Receive and obey one order; return False if the sidecar is gone."""
         try:
             said = self._line.recv(MAX_ORDER_BYTES)
         except OSError:
@@ -270,7 +270,7 @@ class HaltAgent:
                 return
             if order.kind in ("prepare", "commit", "rescue"):
                 if not self._settings.is_halting and not order.is_requested:
-                    # A coordinator that was started apart may be set to halt; this job is not.
+                    # A coordinator that was started separately may be set to halt although this job is not.
                     self.num_refused += 1
                     self._say("unwilling", order.halt, "the job's action is not halt")
                     return
@@ -313,7 +313,7 @@ class HaltAgent:
                 self._happen(RankEvent.PATIENCE_OVER)
             if now_s >= self._clock.asked_until_s:
                 self._clock.asked_until_s = NEVER
-                # One that is willing has patience of its own.
+                # A willing rank has a deadline of its own.
                 if self._rank.stand is Stand.TRAINING:
                     self._die()
 
@@ -322,10 +322,10 @@ class HaltAgent:
             until_s = min(self._clock.until_s, self._clock.asked_until_s)
         return None if until_s == NEVER else max(0.0, until_s - clock.monotonic_s()) * 1000 + 1
 
-    # What both do, under the lock.
+    # Both threads call these, under the lock.
 
     def _happen(self, event: table.Event) -> None:
-        """Advance, and do what that asks for."""
+        """Advance the protocol by this event, and do the actions that it returns."""
         with self._changed:
             if isinstance(event, RankEvent) and event is RankEvent.THROWN and not self._rank.has_sidecar:
                 return
@@ -336,7 +336,7 @@ class HaltAgent:
             self._changed.notify_all()
 
     def _settle(self) -> None:
-        """What follows from where the rank stands now: whether the main thread has to stand too, and until when."""
+        """Set from the rank's present state from which step on the main thread has to be held, and until when we wait."""
         rank, patience_s = self._rank, self._parts.patience_s(self._rank)
         if rank.stand in (*_KEEPING, Stand.LEAVING):
             self._due = -1
@@ -347,12 +347,12 @@ class HaltAgent:
         self._clock.standing = rank.stand, patience_s
         self._clock.until_s = NEVER if patience_s is None else clock.monotonic_s() + patience_s
         self._grant()
-        # A full pipe wakes as well.
+        # If the pipe is full, it wakes the thread anyway.
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"!")
 
     def _grant(self) -> None:
-        """After a SIGTERM, set the timer by which the process dies if we do not finish."""
+        """After a SIGTERM, set the timer that ends the process if we do not finish."""
         if not self._clock.is_terminated or self._parts.signals is None:
             return
         until_s = min(self._clock.until_s, self._clock.asked_until_s)
@@ -381,7 +381,7 @@ class HaltAgent:
 
     def _leave(self) -> None:
         if self._rank.is_standing and not self._main.is_saving and not self._main.is_lingering:
-            # A save that has not begun is not wanted any more; it might hang.
+            # A save that has not begun is dropped, because it might hang.
             self._main.todo.clear()
             self._main.todo.append(Do.LEAVE)
         else:
@@ -392,7 +392,7 @@ class HaltAgent:
             self._parts.signals.die(signal.SIGTERM)
 
     def _tells_agent(self) -> bool:
-        """Whether this rank tells its elastic agent, which then ends the others: the first rank that saved does; where none did, each rank does."""
+        """Whether this rank signals its elastic agent, which then ends the others: of the agent's ranks the first one that saved does, or each if none did."""
         order, own = self._rank.order, self._settings.rank
         return own == min(self._settings.neighbours & set(order.savers if order is not None else ()), default=own)
 
@@ -404,12 +404,12 @@ class HaltAgent:
             why = self._signal
         said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn, poisoned_step=position.poisoned_step)
         observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
-        # A sidecar that is gone, or has stopped reading, is missed elsewhere.
+        # It is noticed elsewhere if the sidecar is gone or has stopped reading.
         with contextlib.suppress(OSError):
             self._line.send(encoded(observation, _ENCODER.encode), socket.MSG_DONTWAIT)
 
     def _save(self, save: SaveState) -> None:
-        """In the main thread or in one of its own."""
+        """Save, in the main thread or in a thread of its own, and report the result to the protocol."""
         failure = ""
         try:
             self._parts.actions.save(save.order, is_main_thread=save.is_main_thread)

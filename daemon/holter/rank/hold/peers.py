@@ -1,25 +1,25 @@
-"""Ranks that apply shards of one model agree before each step whether all of it is finite, over connections of their own.
+"""Lets ranks that apply shards of one model agree before each step whether all of it is finite, over connections of their own.
 
-    main thread     says its word, and waits for the answer: never longer than two seconds, never before the first answer has come
+    main thread     gives its word, and waits for the answer: never longer than two seconds, and not at all until the first answer has come
     our thread      connects, then passes words up and answers down (`agreement`), also while the main thread is busy
 
-No collective of ours: the script's own sequence is as it was, and a rank that does not step holds nobody up. Whoever misses the deadline
-goes on without an answer, and one that comes too late is dropped. After three misses in a row it is said who was waited for, and nothing is
-agreed on any more; that also ends, in silence, when a connection ends, because others find out why. Steps before the first answer are not
-agreed on: from the first step of a job until all ranks have met, 0.05 s later with 8 ranks on one host.
+We use no collective: the script's own sequence of them is unchanged, and a rank that does not step holds nobody up. A rank that misses the
+deadline goes on without an answer, and an answer that comes too late is dropped. After three misses in a row the log says which ranks were
+waited for, and the agreement ends; it also ends, without a message, when a connection ends, because others find out why. Steps before the
+first answer are not agreed on: from the first step of a job until all ranks are connected, 0.05 s later with 8 ranks on one host.
 
 How they connect, through the job's own store:
 
     every rank with children    listens, publishes its address, accepts its children
-    then, if it has a parent    connects to it: all below this rank are there
-    rank 0                      has accepted everybody, so everybody is there: welcome, from level to level
+    then, if it has a parent    connects to it, which shows that all ranks below this one are there
+    rank 0                      has accepted its children, so everybody is there: it sends a welcome, which is passed on from level to level
 
-Nobody else may speak: whoever connects shows a secret that rank 0 put in the store, and the listener is closed when all are connected.
+Strangers are kept out: whoever connects shows a secret that rank 0 put in the store, and the listener is closed when all are connected.
 
-Costs, about, from the word to the answer when all ranks arrive together: 70 us with 2 ranks, 0.5 ms with 8, of which 15 to 35 us are the main
-thread's own; medians of 2,800 rounds between processes on one host whose two cores were busy with other work too. A level of the tree adds
-two trips of the network. The wait is counted as waiting, not as ours; it is mostly for the slowest host to arrive, which the next
-collective would wait for too. A host that runs ahead of its device waits for the other hosts here, never for a device.
+Approximate cost, from the word to the answer when all ranks arrive together: 70 us with 2 ranks, 0.5 ms with 8, of which 15 to 35 us are the
+main thread's own; medians of 2,800 rounds between processes on one host whose two cores were busy with other work too. A level of the tree adds
+two trips over the network. The wait is counted as waiting, not as overhead; it is mostly for the slowest host to arrive, for which the next
+collective would wait too. A host that runs ahead of its device waits for the other hosts here, never for a device.
 """
 
 import atexit
@@ -45,35 +45,35 @@ from holter.threads import without_signals
 PATIENCE_S = 120.0
 TICK_S = 0.1
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 1.0
-"""Between two looks into the store; it is the job's, and serves thousands of ranks."""
+"""Shortest and longest time between two looks into the job's store, which serves thousands of ranks."""
 MAX_WAITING = 64
-"""Connections that have not said who they are."""
+"""Number of open connections that have not said yet who they are."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WELCOME = b"holter: welcome\n"
 _HELLO = struct.Struct("!8s32sI")
 _MAGIC = b"holter 1"
 WAIT_S = 2.0
 MAX_MISSES = 3
-"""In a row."""
+"""Number of missed answers in a row after which the agreement ends."""
 JOIN_S = 2.0
-"""So long the end of the interpreter waits for our thread."""
+"""Seconds that the end of the interpreter waits for our thread."""
 _WORD = struct.Struct("!qqq")
 _FINE = -1
 
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where a rank stands in its job, and how it reaches the others."""
+    """A rank's place in its job, and how it reaches the others."""
 
     tree: Tree
     master: str
-    """Address of the job's master, as this rank is told; loopback if all ranks are on one host."""
+    """Address of the job's master, as this rank was given it; loopback if all ranks are on one host."""
     life: int = 0
-    """How often an elastic agent has started the job again: the store may outlive it."""
+    """How often an elastic agent has restarted the job, because the store may outlive a restart."""
 
 
 def job_store() -> Any:
-    """A connection of our own to the job's store: another thread may be blocked in a question on the job's."""
+    """Return a connection of our own to the job's store: another thread may be blocked in a question on the job's own."""
     return c10d._get_default_store().clone()  # noqa: SLF001
 
 
@@ -86,14 +86,15 @@ class PeerConnector:
     stop: threading.Event
     patience_s: float = PATIENCE_S
     sockets: list[socket.socket] = field(default_factory=list)
-    """All that were opened, for a forked child to close."""
+    """All sockets that were opened, so that a forked child can close them."""
     num_turned_away: int = 0
     _until_s: float = 0.0
 
     def connect(self) -> dict[int, socket.socket]:
-        """A connection to the parent and one to each child, by their ranks.
+        """Connect to the parent and to each child, and return the connections by rank.
 
-        ConnectionResetError: another rank gave up. Anything else says who did not come, or what is wrong with the store or the network.
+        ConnectionResetError means that another rank gave up. Any other exception says which rank did not come, or what is wrong with the
+        store or the network.
         """
         self._until_s = clock.monotonic_s() + self.patience_s
         tree, store, links = self.own.tree, self.store(), {}
@@ -168,7 +169,7 @@ class PeerConnector:
 
 
 class PeerListener:
-    """Lets in those who know the secret and are expected; whoever says nothing keeps nobody else waiting."""
+    """Accepts the expected ranks, which know the secret; a connection that sends nothing does not keep the others waiting."""
 
     def __init__(
         self, listener: socket.socket, secret: bytes, expected: range, keep: Callable[[socket.socket], socket.socket]
@@ -181,11 +182,11 @@ class PeerListener:
         self._poll.register(listener, select.POLLIN)
 
     def missing(self) -> list[int]:
-        """Ranks that have not connected yet."""
+        """Return the ranks that have not connected yet."""
         return [rank for rank in self._expected if rank not in self.accepted]
 
     def look(self, seconds: float) -> None:
-        """Accept connections for this long."""
+        """Wait at most this long for connections or what they send, and handle them."""
         for descriptor, _ in self._poll.poll(seconds * 1000):
             if descriptor == self._listener.fileno():
                 self._accept()
@@ -201,7 +202,7 @@ class PeerListener:
         try:
             came = self._keep(self._listener.accept()[0])
         except OSError:
-            # It has gone again.
+            # The connection has been closed again.
             return
         came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         came.setblocking(False)
@@ -235,24 +236,24 @@ class PeerListener:
 
 
 def own_address(master: str) -> tuple[str, str]:
-    """Where to listen, and what to tell the others: the interface that reaches the job's master."""
+    """Return the address to listen on and the one to publish, both of the interface that reaches the job's master."""
     family, _, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        # Nothing is sent: the kernel chooses the way.
+        # Nothing is sent: the kernel only chooses the route.
         asking.connect(target)
         found: str = asking.getsockname()[0]
     if ipaddress.ip_address(found).is_loopback and master not in LOOPBACK:
-        # The master's own host, whose name for itself is loopback; the others reach it by its name.
+        # This is the master's own host, which resolves its own name to loopback; the others reach it by that name.
         return "::" if family == socket.AF_INET6 else "0.0.0.0", master  # noqa: S104
     return found, found
 
 
 class ShardPeers:
-    """One rank's part; it connects when it is first asked."""
+    """One rank's part in the agreement; it connects when it is first asked."""
 
     def __init__(self, own: PeerAddress, store: Callable[[], Any] = job_store, wait_s: float = WAIT_S) -> None:
         self.waited_s = 0.0
-        """In all, for answers."""
+        """Seconds that this rank has waited for answers so far."""
         self.is_over = False
         self.loss = ""
         """Why this rank's part ended; empty if another rank reports it."""
@@ -273,7 +274,7 @@ class ShardPeers:
         return self._rounds.answer is not None
 
     def agree(self, step: int, bad_step: int | None) -> int | None:
-        """The first step that is not finite, of those that any rank has named before this one is applied; None: none is known."""
+        """Return the first step that any rank has reported as not finite before this one is applied; None if none is known."""
         with self._changed:
             if self.is_over:
                 return bad_step
@@ -281,13 +282,13 @@ class ShardPeers:
                 self._begin()
             self._round = Round(step, self._round.turn + 1 if step == self._round.step else 0)
             self._hear(self._own.tree.rank, Word(self._round, bad_step))
-            # Our own needs no answer, and the others get theirs without us.
+            # With a bad step of our own we need no answer, and the others get theirs without us.
             if bad_step is not None or not self.has_begun:
                 return bad_step
             return self._wait()
 
     def leave(self) -> None:
-        """Leave for good: no rank is to wait for this one any more."""
+        """Leave for good, so that no rank waits for this one any more."""
         self._stop.set()
         with self._changed:
             self._end()
@@ -322,7 +323,7 @@ class ShardPeers:
             with contextlib.suppress(OSError):
                 self._listen(links)
         except ConnectionResetError:
-            # Whoever gave up has said why.
+            # The rank that gave up has said why.
             pass
         except Exception as error:  # noqa: BLE001  a store and peers are other processes'
             self.loss = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -368,7 +369,7 @@ class ShardPeers:
             self._end()
 
     def _end(self) -> None:
-        """Wakes everybody, here and at the other ends; our thread closes what it listened to."""
+        """End the agreement: wake all threads here and at the other ends; our thread then closes the sockets."""
         self.is_over = True
         for link in self._links.values():
             with contextlib.suppress(OSError):
@@ -381,7 +382,7 @@ class ShardPeers:
                 each.close()
 
     def _forget(self) -> None:
-        """In a forked child: its ends are closed and nothing is said, for they are the rank's connections; who held the lock is not here."""
+        """Close a forked child's copies of the rank's connections, without telling the peers, and make a new lock: the holder may not exist here."""
         self._close()
         self.is_over, self._links, self._thread, self._changed = True, {}, None, threading.Condition()
 
@@ -392,7 +393,7 @@ class ShardPeers:
 
 
 def _words(heard: bytearray) -> list[Word]:
-    """All that are whole; what is left over stays."""
+    """Take all complete words out of what was received; the rest stays."""
     num_bytes = len(heard) - len(heard) % _WORD.size
     words = [
         Word(Round(step, turn), None if bad_step == _FINE else bad_step)
