@@ -84,17 +84,20 @@ class CauseEntry:
     """How it is recognised. Of the rows that fit a finding, the one with the highest confidence counts."""
     fix: Fix
     damage: Damage | None = None
-    """What it does to a checkpoint; None if it spoils no numbers, as a slow rank, a plateau, a dead peer or a layer that learns nothing."""
+    """What it does to a checkpoint; None if it spoils no numbers, as a slow rank, a plateau, a dead peer or a layer
+    that learns nothing."""
     is_hang: bool = False
     """Whether ranks wait for each other: it is over when they move on, and until then no rank reaches an agreed step."""
     is_death: bool = False
     """Whether a process ended by itself and the survivors wait for it."""
     keeps_severity: bool = False
-    """Whether its consequences leave its severity as it is: peers that wait for a script that has ended itself are no hang."""
+    """Whether its consequences leave its severity as it is: peers that wait for a script that has ended itself are no
+    hang."""
     passes_after_steps: int | None = None
     """Number of steps without it after which it is over, leaving nothing behind; None if it stays until the run ends."""
     is_measured_against_the_past: bool = False
-    """It may seem to be gone only because its beginning was forgotten, so it passes only while the step at which it began is remembered."""
+    """It may seem to be gone only because its beginning was forgotten, so it passes only while the step at which it
+    began is remembered."""
 
 
 class Detector(Protocol):
@@ -130,7 +133,8 @@ class EngineFacts(TypedDict, total=False):
     overdue_at_ns: int
     """When a deadline passed."""
     began_at_ns: int | None
-    """When it began, if the detector knows that better than by the step's report; the time until detection is counted from then."""
+    """When it began, if the detector knows that better than by the step's report; the time until detection is counted
+    from then."""
     is_beyond_return: bool
     """Whether it can no longer pass by itself, whatever its cause."""
     is_running: bool
@@ -202,7 +206,8 @@ class DetectorEntry:
     group: Group | None = None
     """Name by which a `Consequence` may refer to several detectors at once."""
     incident_per: Literal["cause", "event", "run"] = "cause"
-    """When a second finding opens another incident: if its cause differs; if cause or ranks differ; or never, as a better opinion on the first."""
+    """When a second finding opens another incident: if its cause differs; if cause or ranks differ; or never, as a
+    better opinion on the first."""
     tried_on: Literal["jobs", "made-up windows"] = "jobs"
     """What it was tried on. A detector that was never tried on a real job is on trial: it reports, and halts nothing."""
     sees_damage: bool = False

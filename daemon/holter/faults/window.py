@@ -211,7 +211,8 @@ class StepArrivals:
     error_s: float
     """Uncertainty in seconds of the hosts' clocks against each other."""
     usual_s: float = 0.0
-    """Seconds by which each other rank was late at its own worst collective, median: with many collectives, everyone is late somewhere."""
+    """Seconds by which each other rank was late at its own worst collective, median: with many collectives, everyone is
+    late somewhere."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,8 @@ class TensorView:
     """Which tensors agreed across the ranks, and the tables that were asked for because they did not."""
 
     classes: Mapping[str, ClassHistory] = field(default_factory=dict)
-    """Class of tensors -> when the ranks agreed on it; along an axis of a mesh (`gradients@replicate`), when every subgroup did."""
+    """Class of tensors -> when the ranks agreed on it; along an axis of a mesh (`gradients@replicate`), when every
+    subgroup did."""
     tables: Mapping[TableKey, Table] = field(default_factory=dict)
     unavailable: frozenset[TableKey] = frozenset()
     """Tables that were asked for and cannot be had: too old, or the sidecar is gone."""
@@ -311,7 +313,8 @@ class Window:
     processes: ProcessView = field(default_factory=ProcessView)
     calls: CallView = field(default_factory=CallView)
     real_ns: int = 0
-    """The real time, 0 if that is `now_ns`: the last judgement sets `now_ns` ahead so that no report is waited for; waits count to this time."""
+    """The real time, 0 if that is `now_ns`: the last judgement sets `now_ns` ahead so that no report is waited for;
+    waits count to this time."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `values`, because many detectors ask for the same numbers."""
 

@@ -89,7 +89,8 @@ SEARCHED = (
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off", b"RmInitAdapter",
     b"Cuda failure", b"Signals.SIG", b"already at min", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored", b"connectFullMesh", b"client socket", b"to connect", b"socketStartConnect",
 )  # fmt: skip
-"""In a large file, only lines with one of these are looked at: every word of `KINDS` contains one, or is part of what an exception says."""
+"""In a large file, only lines with one of these are looked at: every word of `KINDS` contains one, or is part of what
+an exception says."""
 _PREFIX = re.compile(
     r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+"
 )

@@ -51,7 +51,8 @@ _HELD_OUT_LINE = re.compile(
     r"|valid on '|validation loss at|Epoch\s*\((?:val|test)\)",
     re.IGNORECASE,
 )
-"""Matches a line about held-out data whose names do not say so: `Test set: Average loss: 0.05`, `| valid | epoch 002 | loss 9.3`."""
+"""Matches a line about held-out data whose names do not say so: `Test set: Average loss: 0.05`, `| valid | epoch 002 |
+loss 9.3`."""
 _OF = re.compile(r"(?<![\w/])(step|iter(?:ation)?|it|batch)s?\s*[:=#]?\s*\[?\s*(\d+)\s*/\s*(\d+)", re.IGNORECASE)
 _BAR = re.compile(r"([^|\]]*?)(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
 _OTHER_BARS = re.compile(

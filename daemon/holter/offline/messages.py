@@ -14,7 +14,8 @@ LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
 MANY_OVERFLOWS = 16
 """Number of overflows in a row that are no search for a scale."""
 MIN_LOW_OVERFLOWS, LOW_SCALE = 5, 4
-"""Number of overflows that are no search either if they lead to so low a scale: it would mean gradients beyond sixteen thousand."""
+"""Number of overflows that are no search either if they lead to so low a scale: it would mean gradients beyond sixteen
+thousand."""
 TINY_SCALE = 2.0**-10
 """Scale at which two overflows are enough: it would mean gradients beyond sixty million."""
 MANY_ROWS = 12

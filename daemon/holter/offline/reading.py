@@ -20,7 +20,8 @@ from holter.offline.text import TextReader
 
 HEAD = 65_536
 MAX_WHOLE = 12 * 2**20
-"""Bytes of a JSON document that is read at once; of a larger one, objects that hold only numbers and texts are read one by one."""
+"""Bytes of a JSON document that is read at once; of a larger one, objects that hold only numbers and texts are read one
+by one."""
 MAX_HEADER = 32 * 2**20
 """Bytes of the table at the beginning of a file of weights."""
 MAX_INFLATED = 4 * 2**30

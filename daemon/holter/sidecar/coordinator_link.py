@@ -36,11 +36,14 @@ MAX_UNSENT = 5000
 SHORT_LIFE_S = 60.0
 """Seconds: after a coordinator that lived longer than this, the next restart waits only the shortest pause again."""
 PAUSES_S = (0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0, 60.0)
-"""Seconds to wait before the coordinator is started again, by the number of short lives in a row. It has no end: nobody else would start it."""
+"""Seconds to wait before the coordinator is started again, by the number of short lives in a row. It has no end: nobody
+else would start it."""
 UNWATCHED_S = 9.0
-"""Seconds without contact after which the coordinator is reported missing, so that an unwatched rank's user knows within ten seconds."""
+"""Seconds without contact after which the coordinator is reported missing, so that an unwatched rank's user knows
+within ten seconds."""
 SILENT_S = 14.0
-"""The same in seconds while the connection stands, when the coordinator or its host is stopped; a healthy one answers a ping every ten seconds."""
+"""The same in seconds while the connection stands, when the coordinator or its host is stopped; a healthy one answers a
+ping every ten seconds."""
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ POLL_S = 5.0
 RETRY_S = 60.0
 """Seconds between attempts after a failure."""
 NUM_ALIKE = 2
-"""Number of readings in a row that must agree before a change of what holds the clock down is reported: power caps flicker."""
+"""Number of readings in a row that must agree before a change of what holds the clock down is reported: power caps
+flicker."""
 RECENT_S = 600.0
 TOLD_AGAIN_S = 60.0
 """Seconds between two reported readings when only a counter moved that may well move."""

@@ -53,13 +53,16 @@ NATIVE_PATIENCE_S, LOCKED_PATIENCE_S = 2.0, 8.0
 MOVING_S = 0.5
 """Seconds: a rank that moved within this time is not paused for native frames."""
 NATIVE_REST = 100.0
-"""A rank that does not stand still is not paused again for this many times the length of the last pause: we take at most 1 % of its time."""
+"""A rank that does not stand still is not paused again for this many times the length of the last pause: we take at
+most 1 % of its time."""
 MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
 """Number of stack frames that are sent; the main thread's come first."""
 MIN_CALLS, MAX_CALLS, WORLD_CALLS = 16, 2000, 16_384
-"""Number of the recorder's calls that are sent. The sum over all ranks is bounded; calls that have not ended are always sent."""
+"""Number of the recorder's calls that are sent. The sum over all ranks is bounded; calls that have not ended are always
+sent."""
 ORDERLY_CALLS, MAX_ORDERLY_CALLS = 32, 512
-"""Number of calls sent for a rank that ended normally: at least so many, and at most so many of those that were not reported before."""
+"""Number of calls sent for a rank that ended normally: at least so many, and at most so many of those that were not
+reported before."""
 CRASH_S = 1.0
 """Seconds for everything, while a crashing rank waits for us."""
 

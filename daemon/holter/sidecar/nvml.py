@@ -23,12 +23,14 @@ REASONS = {
     "power": 0x04 | 0x80,  # software power cap, hardware power brake
     "hardware": 0x08,
 }
-"""Bits of NVML's clock event reasons. Idleness, chosen application clocks and displays are left out: they hold nothing down."""
+"""Bits of NVML's clock event reasons. Idleness, chosen application clocks and displays are left out: they hold nothing
+down."""
 
 UNSUPPORTED, FUNCTION_NOT_FOUND, TIMED_OUT, LOST, RESET_REQUIRED = 3, 13, 10, 15, 16
 """Some of NVML's error numbers."""
 FOR_GOOD = (UNSUPPORTED, FUNCTION_NOT_FOUND, 25, 26)
-"""Error numbers after which a function is not called again: not supported, no such function, another version of its argument, deprecated."""
+"""Error numbers after which a function is not called again: not supported, no such function, another version of its
+argument, deprecated."""
 XID_EVENT, DOUBLE_BIT_EVENT = 0x8, 0x2
 ANY_INSTANCE = 0xFFFFFFFF
 """Instance number of an event that does not concern one MIG instance."""

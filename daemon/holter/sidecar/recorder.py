@@ -54,7 +54,8 @@ _PYTHON_SOCKET = "python"
 
 COST_FACTOR = 250.0
 OTHERS_S, CALL_S = 0.002, 40e-6
-"""Seconds that a copy, and each call in it, is assumed to cost at most: on a busy machine most of the measured time goes to other processes."""
+"""Seconds that a copy, and each call in it, is assumed to cost at most: on a busy machine most of the measured time
+goes to other processes."""
 MIN_COPY_INTERVAL_S = 0.5
 MAX_COPY_INTERVAL_S = 16.0
 TOO_SOON = 0.25

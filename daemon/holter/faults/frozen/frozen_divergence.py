@@ -53,7 +53,8 @@ SMALLEST, LARGEST = 1e-6, 1e3
 """Root mean squares between which weights lie."""
 MAX_SHOWN = 4
 MIN_EMPTY = 2
-"""Number of matrices of a trained component that must be zero, as all its frozen ones, for it to be lost; a single one may be intended."""
+"""Number of matrices of a trained component that must be zero, as all its frozen ones, for it to be lost; a single one
+may be intended."""
 
 
 @dataclass(frozen=True)

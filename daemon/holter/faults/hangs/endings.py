@@ -51,7 +51,8 @@ TIMED_OUT = (
     "nccl operations have failed or timed out",
     "diststoreerror",
 )
-"""What they report when a peer has not come in time; only the backend's own words, because a download may time out as well."""
+"""What they report when a peer has not come in time; only the backend's own words, because a download may time out as
+well."""
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -66,7 +67,8 @@ OUT_OF_MEMORY = (
 )
 """What torch, the drivers and the kernel report when an allocation failed; not needed if the exception's type says it."""
 OF_A_DEVICE = ("cuda error:", "hip error:", "cudnn error", "device lost", "acceleratorerror")
-"""What a device's driver reports: the script's line is only where it was noticed. An assertion in a kernel is the script's own error."""
+"""What a device's driver reports: the script's line is only where it was noticed. An assertion in a kernel is the
+script's own error."""
 LOST_WORKER = ("dataloader worker (pid",)
 """What torch reports when a loader's worker process is gone; an exception raised in a worker begins differently."""
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)

@@ -41,9 +41,11 @@ APART_NS = SECOND
 """Nanoseconds between two looks at least; a look sooner than that would see the same."""
 
 LEAVING_S = 30
-"""Seconds that a rank may take to end after it has reported a failure: on a busy machine, Python and torch take seconds to shut down."""
+"""Seconds that a rank may take to end after it has reported a failure: on a busy machine, Python and torch take seconds
+to shut down."""
 COMPUTING_S = 6
-"""Seconds for which a rank in an operation of torch is looked at in quick succession; each look pauses it for up to a second."""
+"""Seconds for which a rank in an operation of torch is looked at in quick succession; each look pauses it for up to a
+second."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ TERM = re.compile(r"^(loss_terms?\.(.*[._])?kl([._].*)?|kl_loss)$")
 """Matches the name of a KL term of the loss."""
 
 ROUNDING, FALLEN, MIN_TINY, MAX_GROWTH = 1e-6, 100.0, 16, 2.0
-"""Largest KL of two models equal but for rounding; times that it was before; logs needed; growth up to which it is no policy that sets out."""
+"""Largest KL of two models equal but for rounding; times that it was before; logs needed; growth up to which it is no
+policy that sets out."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
 DEVIATIONS = frozenset({"reward_std", "rewards_std"})
-"""Deviations over all samples or over groups: zero if there is no spread; above zero they prove nothing, because groups may differ."""
+"""Deviations over all samples or over groups: zero if there is no spread; above zero they prove nothing, because groups
+may differ."""
 ADVANTAGES = frozenset({"advantage_std", "advantages_std"})
 """Zero if and only if there is no spread."""
 SHARES = frozenset({"frac_reward_zero_std", "rewards_flat_share"})

@@ -45,9 +45,11 @@ MOST = 0.5
 FIRST_STEPS = 8
 """Number of steps in which a rate that is too high from the start makes its largest updates."""
 WORSE, NEARLY_ALL, BETTER = 1.1, 0.85, 0.9
-"""A loss that the first steps left a tenth above its beginning, nearly all of them, and that has not come to a tenth below it since."""
+"""A loss that the first steps left a tenth above its beginning, nearly all of them, and that has not come to a tenth
+below it since."""
 FAR_UP, NO_BETTER = 3.0, 0.95
-"""A loss that was this many times its first value in the first steps, and is still no better than it after three times as many steps."""
+"""A loss that was this many times its first value in the first steps, and is still no better than it after three times
+as many steps."""
 MIN_BLOW_UP = 8
 """Number of steps of a loss that grew a thousandfold."""
 

@@ -36,14 +36,16 @@ PREFIX = "log.loss_terms."
 SURROGATE = re.compile(r"(^|[._])(policy|pg|actor|surrogate|ppo|grpo|reinforce|rl)([._]|$)")
 """Matches terms whose value says nothing about their gradient."""
 OF_RETURNS = re.compile(r"(^|[._])(value|vf|critic|q|td)([._]|$)")
-"""Matches terms that, beside a policy's, are as large as its rewards: the first reward that a policy finds makes them jump."""
+"""Matches terms that, beside a policy's, are as large as its rewards: the first reward that a policy finds makes them
+jump."""
 SMALL_BY_DESIGN = re.compile(r"(^|[._])(l1|l2|reg\w*|penalty|\w*decay|smooth\w*|aux\w*|z_loss|balanc\w*|prior)([._]|$)")
 """Matches terms that have a small weight beside a task: that the task outweighs them is intended."""
 MAX_LOGS = 400
 RISEN = 3.0
 """A term that is this many times what it was at first has grown itself."""
 JUMP, LASTING, LEADING = 30.0, 8, 10.0
-"""Times its largest value to which a term jumps, number of logs for which it stays there, and times the sum of the others that it then is."""
+"""Times its largest value to which a term jumps, number of logs for which it stays there, and times the sum of the
+others that it then is."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ SAME = 1e-3
 FAR = 20.0
 """A tensor that moved this many times as far as a peer's was not moved by training."""
 TELLING = 0.02
-"""A sum this large relative to the norm is no rounding; one that follows its norm's factor less closely than this was not scaled."""
+"""A sum this large relative to the norm is no rounding; one that follows its norm's factor less closely than this was
+not scaled."""
 STRAYED = 2.0
 """A step this many times as far from the step before as a peer's has strayed."""
 NOISE = 1e-5

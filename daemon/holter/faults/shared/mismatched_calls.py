@@ -17,7 +17,8 @@ from holter.flight import Analysis, Deviation, is_over, signature
 from holter.records import Call, Flight
 
 MIN_STEPS = 3
-"""Number of steps in which the counts must have agreed, and then differed: a call at the border of two steps may count for either."""
+"""Number of steps in which the counts must have agreed, and then differed: a call at the border of two steps may count
+for either."""
 
 LOOK_BACK = 16
 """Number of steps looked at before the first that differs: if ranks always counted differently, each step is a first."""

@@ -66,7 +66,8 @@ class Difference:
     tensors: tuple[str, ...] = ()
     num_tensors: int = 0
     is_all: bool | None = None
-    """Whether all tensors differ; None if there are no tables. A tensor that is zero on every rank cannot differ and is not counted."""
+    """Whether all tensors differ; None if there are no tables. A tensor that is zero on every rank cannot differ and is
+    not counted."""
     odd_ranks: tuple[int, ...] = ()
     """Ranks with an implausible norm in a tensor that differs."""
     odd_text: str = ""
