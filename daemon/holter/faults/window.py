@@ -191,7 +191,7 @@ class Arrival:
     data_s: float
     """Seconds that it spent in its data loader in this step."""
     others_data_s: float
-    """The same, median of the other ranks."""
+    """Seconds that the other ranks spent in theirs, median."""
     pressure: float = 0.0
     """Pressure on the processors of its host, 0 to 1."""
 

@@ -296,7 +296,7 @@ class _Native:
     stacks: list[ThreadStack]
     error: str
     beat: PageHeartbeat | None
-    """Where the rank was then."""
+    """The rank's last heartbeat when they were taken."""
     had_s: float
 
 

@@ -62,7 +62,7 @@ NamedTable = tuple[Observation, Names]
 
 @dataclass(frozen=True)
 class SidecarSettings:
-    """What the rank passes on the command line."""
+    """The settings that the rank passes on the command line."""
 
     page: int | str
     bootstrap_fd: int = -1

@@ -122,7 +122,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Where a sidecar serves, how, and to whom."""
+    """The address at which a sidecar serves, TLS, and the token for reading."""
 
     host: str = "127.0.0.1"
     port: int = 0

@@ -42,11 +42,11 @@ class _Shift:
     stat: str
     step: int
     rank: int | None
-    """None if it is on all ranks."""
+    """The only rank with the shift; None if all ranks have it."""
     before: float
     after: float
     times: float
-    """How many times the usual fluctuation it shifted."""
+    """Size of the shift in usual fluctuations."""
     num_before: int
     num_after: int
 
@@ -58,7 +58,7 @@ class InputShift:
     name: ClassVar[str] = "input_shift"
 
     fluctuations: float = threshold(8.0, above=3)
-    """How many times its usual fluctuation a number must be away."""
+    """Usual fluctuations that a number must be away."""
     min_change: float = threshold(0.2, above=0)
     """Share of its size by which it must also be away; for a mean, share of the elements' spread."""
     min_before: int = threshold(12, at_least=8)

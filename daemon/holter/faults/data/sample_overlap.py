@@ -41,7 +41,7 @@ class SampleOverlap:
     min_met: int = threshold(3, at_least=1)
     """Fewer samples than this are the usual duplicates of any data set."""
     chance_factor: float = threshold(4.0, above=1)
-    """How many times what chance explains must have been met."""
+    """Samples must have been met at least this many times as often as chance explains."""
     min_share: float = 0.01
     """Share of the evaluated samples below which the finding is only information."""
 

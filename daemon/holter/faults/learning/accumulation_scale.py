@@ -70,7 +70,7 @@ class AccumulationScale:
     min_steps: int = 3
     """Number of steps of either number of micro-batches."""
     min_ratio: float = threshold(2.0, at_least=2)  # Below this a sum's noise and a mean's overlap.
-    """How many times as many micro-batches the larger steps must have."""
+    """The larger steps must have at least this many times as many micro-batches."""
     min_constant_steps: int = 8
     """Number of steps after which a constant number with an undivided loss is mentioned."""
 

@@ -39,9 +39,9 @@ class AverageTracking:
     min_steps: int = 20
     """Number of steps that these logs must span."""
     times_usual_rest: int = 3
-    """How many times the longest earlier rest a rest must be."""
+    """A rest must be this many times as long as the longest one before it."""
     away: float = threshold(0.5, above=0, below=1)
-    """How far below zero the cosine must be between the copy's movement and the way to the live weights: it moves away."""
+    """The cosine between the copy's movement and the way to the live weights must be below minus this: it moves away."""
     stuck: float = threshold(0.5, above=0, below=1)
     """Share of the elements of a narrow copy that an update must move."""
     far: float = 3.0

@@ -136,7 +136,7 @@ class StillWeights:
         return total > 0 and still > total / 2 and _share_changed(vitals) < self.max_changed
 
     def _changes_little(self, vitals: Vitals) -> bool:
-        # What has no rate is frozen by it.
+        # Modules without a learning rate are frozen by that.
         moving = msgspec.structs.replace(vitals, modules=[m for m in vitals.modules if m.learning_rate > 0])
         return _share_changed(moving) < self.max_changed and not any(m.dtype in NARROW for m in vitals.modules)
 

@@ -45,7 +45,7 @@ class RewardTrend:
     deviations: float = 8.0
     """Robust deviations of its best stretch by which it must have fallen."""
     wandering: float = 2.5
-    """How many times its deepest earlier fall this one must be."""
+    """A fall must be this many times the deepest one before it."""
     min_before: int = threshold(12, at_least=5)
     """Number of logs before a sudden fall."""
 

@@ -52,9 +52,9 @@ class GradientBalance:
     name: ClassVar[str] = "gradient_balance"
 
     ratio: float = threshold(100.0, above=1)
-    """How many times the median norm of its peers one module's norm must be, or the reverse."""
+    """One module's norm must be this many times the median norm of its peers, or the reverse."""
     growth: float = threshold(10.0, above=1)
-    """How many times that ratio must have grown since the beginning."""
+    """That ratio must have grown by at least this factor since the beginning."""
     min_checks: int = threshold(5, at_least=1)
     """Number of checks in a row until now, and of at least twice as many before."""
     skip_checks: int = 2

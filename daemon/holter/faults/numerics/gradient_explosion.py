@@ -32,7 +32,7 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
 WIDTH, NEEDED = 8, 5
-"""Of so many steps, so many must be high: a spike of a few steps comes back."""
+"""Number of steps in a row, and how many of them must be high: a spike of a few steps comes back."""
 MAX_POINTS = 2000
 BEYOND_RETURN = 1000.0
 
@@ -58,7 +58,7 @@ class GradientExplosion:
     """Number of steps before which nothing is judged."""
     deviations: float = 8.0
     factor: float = 10.0
-    """How many times its median the norm must be."""
+    """The norm must be this many times its median."""
     sure_factor: float = 100.0
     """The same, if the loss gets no worse."""
 

@@ -39,7 +39,7 @@ NUM_CHECKS = 8
 """Number of the last checks over which a step's size is judged."""
 BEYOND_RETURN = 1000.0
 AT_ONCE = 10.0
-"""How many times the rate before it a jump must be for a single non-finite loss to count: a halt leaves no second one."""
+"""A jump must be by this factor for a single non-finite loss to count, because a halt leaves no second one."""
 MOST = 0.5
 """Share of the modules that is most of them."""
 FIRST_STEPS = 8

@@ -55,7 +55,7 @@ class LossTerms:
     name: ClassVar[str] = "loss_terms"
 
     ratio: float = 100.0
-    """How many times the sum of all others one term must be."""
+    """One term must be this many times the sum of all others."""
     min_logs: int = threshold(20, at_least=3)  # Thirds are compared.
     """Number of logs before anything is reported."""
     min_zero_logs: int = 40

@@ -46,7 +46,7 @@ class Overfitting:
     fall: float = 0.1
     """Share by which the training loss must have fallen meanwhile."""
     deviations: float = 4.0
-    """How far above the best they must be, in deviations of the difference between neighbouring evaluations."""
+    """They must be this far above the best, in deviations of the difference between neighbouring evaluations."""
     rising: float = 0.75
     """Share of pairs of evaluations since the best in which the later one is higher."""
 

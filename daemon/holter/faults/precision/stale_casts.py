@@ -40,7 +40,7 @@ class StaleCasts:
     least_distance: float = threshold(1e-6, above=0, at_most="sure_distance")
     """Relative distance from which on they count if seen several times."""
     num_times: int = 3
-    """How often they must then have been seen."""
+    """Number of times that they must then have been seen."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -29,7 +29,7 @@ class HistoryBreak:
     unseen: tuple[int, ...] = ()
     """Ranks that were not read at that step: they count as unchanged because no rank had changed at any earlier step."""
     is_on_all: bool | None = None
-    """None if nobody looked, or not at enough ranks."""
+    """Whether it is on all ranks; None if nobody looked, or not at enough ranks."""
     is_new: bool = False
     """Whether it is on all ranks and never happened before: no habit of the script."""
 

@@ -61,7 +61,7 @@ class StepLag:
     spread_s: float
     error_s: float
     arrival: Arrival | None
-    """None if it was not among the few latest."""
+    """Its arrival; None if it was not among the few latest."""
     pressure: float = 0.0
     """Pressure on its host's processors, 0 to 1."""
 
@@ -111,7 +111,7 @@ class Work:
     """Whether a rank has more to do than the others."""
 
     is_more: bool | None
-    """None if that is unknown."""
+    """Whether it has more to do; None if that is unknown."""
     why: str = ""
 
 

@@ -78,12 +78,12 @@ class SlowRank:
     min_share_of_step: float = threshold(0.05, at_least=0)
     """Share of a step's usual time that the lag must be: less is not worth looking into."""
     min_spreads: float = threshold(5.0, at_least=0)
-    """How many times the spread among the other ranks the lag must be."""
+    """The lag must be this many times the spread among the other ranks."""
     min_clock_errors: float = threshold(3.0, at_least=0)
     min_share_latest: float = threshold(0.75, above=0.5, at_most=1)
     """Share of the steps in which it must be among the latest."""
     min_significance: float = 6.0
-    """How many standard errors its lag must be; the error allows for noise that lasts from step to step."""
+    """The lag must be this many standard errors; the error allows for noise that lasts from step to step."""
     min_share_of_part: float = 0.4
     """In each part of the stretch it must be late by at least this share of its lag."""
     max_work_ratio: float = 1.1

@@ -52,9 +52,9 @@ class SlowStage:
     name: ClassVar[str] = "slow_stage"
 
     ratio: float = threshold(2.0, above=1)
-    """How many times the earlier time it must take."""
+    """The stage must take this many times its earlier time."""
     others_ratio: float = threshold(1.4, above=1)
-    """How many times their earlier time the other stages may take and still count as unchanged."""
+    """The other stages count as unchanged up to this many times their earlier time."""
     min_excess_s: float = threshold(0.025, at_least=0)
     min_share_of_step: float = threshold(0.1, at_least=0)
     min_before: int = threshold(2, at_least=1)
