@@ -1,11 +1,11 @@
-"""Which lines of a traceback or a stack are the script's own, and not a library's, Python's or ours.
+"""Which lines of a traceback or a stack are the script's own, and not those of a library, of Python or of holter.
 
     torch/nn/functional.py:3462 in cross_entropy      where it was raised
     /home/me/losses.py:12 in total                    the script's own line: where somebody has to look
     /home/me/train.py:41 in main
 
-A script that is installed as a package lies beside the libraries: then the frames of the package that was run are its own. What a loader's
-worker or a pool's process raised comes as the text of its traceback: its frames are read from there.
+A script that is installed as a package lies beside the libraries: then the frames of the package that was run are its own. An exception of a
+loader's worker or a pool's process arrives as the text of a traceback, from which its frames are read.
 """
 
 import linecache
@@ -33,14 +33,17 @@ _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name
 
 
 def frames_of(raised: BaseException | FrameType) -> list[FrameSummary]:
-    """Of an exception, or of a running frame; the innermost last."""
+    """Return the frames of an exception, or of a running frame and its callers; the innermost is last."""
     if isinstance(raised, BaseException):
         return list(traceback.extract_tb(raised.__traceback__))
     return list(traceback.StackSummary.extract(traceback.walk_stack(raised), limit=200, lookup_lines=False))[::-1]
 
 
 def own_frames(raised: BaseException | FrameType) -> list[str]:
-    """The script's own, the innermost first, each with its line of code; of a chain of exceptions those of the first that has any."""
+    """Return the script's own frames as text, the innermost first, each with its line of code.
+
+    Of a chain of exceptions, these are the frames of the first exception that has any, after those that another process wrote.
+    """
     if isinstance(raised, FrameType):
         return [shown(frame) for frame in _own(frames_of(raised)[::-1])[:MAX_FRAMES]]
     chain = list(_chain(raised))
@@ -56,13 +59,13 @@ def _own(frames: list[FrameSummary]) -> list[FrameSummary]:
 
 
 def _frames_in(text: str) -> list[FrameSummary]:
-    """The frames of a traceback that another process has written."""
+    """Return the frames of a traceback that another process wrote as text."""
     found = _FRAME.finditer(text) if _TRACEBACK in text else ()
     return [FrameSummary(one["file"], int(one["line"]), one["name"], lookup_line=False) for one in found]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and what it was raised from."""
+    """Yield the exception, and those that it was raised from."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -72,7 +75,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is neither a library's, nor Python's, nor ours."""
+    """Whether a file belongs neither to a library, nor to Python, nor to holter."""
     if filename.startswith("<") or any(folder in filename for folder in _PACKAGES):
         return False
     return not str(Path(filename).absolute()).startswith(_LIBRARIES)
@@ -88,18 +91,18 @@ def _is_of_main_package(filename: str) -> bool:
 
 
 def place_of(frame: FrameSummary) -> str:
-    """`/home/me/train.py:41 in main`."""
+    """Return a frame's place as text: `/home/me/train.py:41 in main`."""
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
 def shown(frame: FrameSummary) -> str:
-    """The place, and the code that stands there."""
+    """Return a frame's place and its line of code, if that can be read."""
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"{place_of(frame)}: {code[:MAX_LINE]}" if code else place_of(frame)
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message, and what it was raised from; of what another process raised its own words, not those of who passed it on."""
+    """Return an exception's type and message, and what it was raised from; for one of another process, that process's own message."""
     name, said = type(error).__name__, str(error)
     head, found, rest = said.partition(_TRACEBACK)
     words = [line for line in rest.splitlines() if line and not line.startswith((" ", '"""'))]

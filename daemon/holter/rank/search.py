@@ -1,4 +1,4 @@
-"""Models, schedulers and loss scalers, found among all living objects of the interpreter: nobody tells us of them. And what the script calls them.
+"""Finds models, schedulers and loss scalers among all living objects of the interpreter, since nobody registers them, and their names in the script.
 
 A search takes a fraction of a second, so it is made only now and then. A name is the variable or the attribute that holds the object, the same
 on every rank:
@@ -28,16 +28,16 @@ except ImportError:
 MAX_FRAMES = 64
 OURS = "holter"
 OWN_REFERENCES = 3
-"""References to the mapping of a frame's variables if nobody else holds it: the frame's, ours, and that of the call that counts them."""
+"""Number of references to the mapping of a frame's variables if nobody else holds it: the frame's, ours, and that of the counting call."""
 GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "obj", "x", "instance"})
-"""Names that a loop or a wrapper has for any module."""
+"""Names that loops and wrappers use for any module, and that say nothing."""
 
 
 def living(*kinds: type) -> list[Any]:
-    """All living objects of these classes and of what is derived from them.
+    """Return all living objects of these classes and their subclasses.
 
-    By `type`, not `isinstance`: that would ask lazy proxies for their class and wake them up. In one native call, so that no other thread
-    runs while we refer to all its objects: see living.c. Where that was not built, a thread that fills a tuple just then may be hit.
+    They are found by `type`, not `isinstance`, which would ask lazy proxies for their class and wake them up. One native call does it, so that no
+    other thread runs while we hold references to all objects (see living.c). Without it, a thread that is filling a tuple may be disturbed.
     """
     wanted = _with_derived(kinds)
     if _native is not None:
@@ -47,14 +47,14 @@ def living(*kinds: type) -> list[Any]:
 
 
 def top_level() -> list[Any]:
-    """Modules that are no other module's child."""
+    """Return the modules that are not a child of another module."""
     modules = living(torch.nn.Module)
     children = {id(child) for module in modules for child in _children(module)}
     return [module for module in modules if id(module) not in children]
 
 
 def _with_derived(kinds: Iterable[type]) -> set[type]:
-    """These classes and all that are derived from them."""
+    """Return these classes and all their subclasses."""
     found: set[type] = set()
     new: list[type] = list(kinds)
     while new:
@@ -66,7 +66,7 @@ def _with_derived(kinds: Iterable[type]) -> set[type]:
 
 
 def _children(module: Any) -> list[Any]:
-    # Half-built, lazy and compiled modules come by here too, and may raise.
+    # Half-built, lazy and compiled modules are found too, and may raise.
     try:
         return [child for child in module._modules.values() if child is not None]  # noqa: SLF001
     except (AttributeError, RuntimeError, TypeError):
@@ -74,7 +74,7 @@ def _children(module: Any) -> list[Any]:
 
 
 def parameters_of(module: Any) -> list[Any]:
-    """The parameters of a module, without those that are not initialised yet."""
+    """Return the parameters of a module, without those that are not initialised yet; empty if it raises."""
     try:
         return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
     except (AttributeError, RuntimeError, TypeError):
@@ -82,14 +82,14 @@ def parameters_of(module: Any) -> list[Any]:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Torch's own optimizer inside a framework's wrappers: its step does the work."""
+    """Return torch's own optimizer inside a framework's wrappers, whose step does the work."""
     while hasattr(inner := getattr(optimizer, "optimizer", None), "param_groups"):
         optimizer = inner
     return optimizer
 
 
 def schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]:
-    """The schedulers of these optimizers, without the parts of a chain of schedulers."""
+    """Return the schedulers of these optimizers, without the parts of a chain of schedulers."""
     ours = {id(innermost(optimizer)) for optimizer in optimizers}
     # The Trainer gives its scheduler accelerate's wrapper of the optimizer.
     found = [each for each in living(LRScheduler) if id(innermost(getattr(each, "optimizer", None))) in ours]
@@ -98,12 +98,12 @@ def schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]
 
 
 def scalers() -> list[Any]:
-    """All loss scalers that are enabled."""
+    """Return all loss scalers that are enabled."""
     return [scaler for scaler in living(torch.amp.GradScaler) if scaler.is_enabled()]
 
 
 def variable_of(*things: Any) -> str:
-    """The name under which the script holds one of these; empty if it has none."""
+    """Return the name under which the script holds one of these objects; empty if it has none."""
     wanted = {id(thing) for thing in things if thing is not None}
     for space in _spaces():
         names = sorted(key for key, value in space.items() if id(value) in wanted and _is_name(key))
@@ -113,7 +113,7 @@ def variable_of(*things: Any) -> str:
 
 
 def unique(name: str, taken: Iterable[str]) -> str:
-    """The name, or the name with a number where it is taken."""
+    """Return the name, with a number appended if it is taken."""
     taken = set(taken)
     number, found = 1, name
     while found in taken:
@@ -123,7 +123,7 @@ def unique(name: str, taken: Iterable[str]) -> str:
 
 
 def _spaces() -> Iterator[Mapping[str, Any]]:
-    """Namespaces of the script: its globals, then the variables of the functions that are running, the innermost first."""
+    """Yield the namespaces of the script: its globals, then the variables of the running functions, the innermost first."""
     main = sys.modules.get("__main__")
     if main is not None:
         yield dict(vars(main))
@@ -138,10 +138,10 @@ def _spaces() -> Iterator[Mapping[str, Any]]:
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
-    """The variables of a frame, as they are now.
+    """Return the variables of a frame, as they are now.
 
-    Before Python 3.13 a function's frame keeps the mapping that `f_locals` returns, and so keeps alive a batch that the script has let go of.
-    So its variables are taken out again, unless the script has that mapping too (`locals()`) or a debugger writes it back.
+    Before Python 3.13, a function's frame keeps the mapping that `f_locals` returns, which would keep alive a batch that the script has freed. So
+    the variables are removed from it again, unless the script holds that mapping too (`locals()`) or a debugger writes it back.
     """
     shown, code = frame.f_locals, frame.f_code
     found = dict(shown)
@@ -165,7 +165,7 @@ _holders: Callable[[Any], list[Any]] = gc.get_referrers if _native is None else 
 
 
 def _vars(holder: Any) -> Mapping[str, Any]:
-    """Attributes of an object that need not have any: a list, a frame, a cell."""
+    """Return the attributes of an object; empty for one without any, such as a list, a frame or a cell."""
     try:
         space = object.__getattribute__(holder, "__dict__")
     except AttributeError:

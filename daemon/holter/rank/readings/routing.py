@@ -1,12 +1,12 @@
-"""Where a mixture of experts sends its tokens: what routers and experts show in one forward pass, now and then.
+"""Where a mixture of experts sends its tokens, as routers and experts show it in one forward pass, now and then.
 
-    module.router(x)          logits, probabilities, chosen experts, or a mask of who is sent where
-    module.experts[3](rows)   what an expert was given, after a capacity has cut it
+    module.router(x)          logits, probabilities, chosen experts, or a mask of which token goes where
+    module.experts[3](rows)   the rows that an expert was given, after a capacity limit has cut them
     module.aux_loss           a balancing term: does the backward pass reach it?
 
-A router is a module of that name (`router`, `gate`, ...) beside modules that are called experts: the gate of a gated layer is none. Hooks stay for one
-call of the model at every fourth step, later at every thirty-second, and are gone before its backward pass. A device is not waited for: what it has
-counted is told at the next look.
+A router is a module of that name (`router`, `gate`, ...) beside modules that are called experts; the gate of a gated layer is not one. The hooks
+stay for one call of the model, at every fourth step and later at every 32nd, and are gone before its backward pass. A device is not waited for: its
+counts are reported at the next look.
 """
 
 import re
@@ -26,17 +26,17 @@ from holter.rank.readings.samples import is_plain_moment
 from holter.records import Routing
 
 FIRST_STEP, OFTEN, OFTEN_UNTIL, RARELY = 2, 4, 64, 32
-"""The first look, the steps from one to the next, until when, and from then on."""
+"""Step of the first look; steps between two looks; the step until which that holds; and steps between two looks after it."""
 MAX_ROUTERS = 16
 MAX_EXPERTS = 1024
 MAX_SPEAKERS = 16
-"""Ranks that look, evenly spread over the job."""
+"""Number of ranks that look, evenly spread over the job."""
 ROUTER = re.compile(r"(^|_)(router|gate|gating|gate_network|switch|wg)$", re.IGNORECASE)
 EXPERTS = re.compile(r"^(?!.*shared)(.*_)?experts?(_?\d+)?$", re.IGNORECASE)
 TERM = re.compile(r"aux|balanc|z_loss", re.IGNORECASE)
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts", "k")
 NUM_EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_moe_experts", "out_features")
-"""Of the whole mixture, of which a rank may hold some; a router that is a plain linear layer has one output for each."""
+"""Names of settings that give the number of experts on all ranks; a router that is a plain linear layer has one output for each."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class _Site:
     router: "weakref.ref[nn.Module] | None"
     experts: "tuple[weakref.ref[nn.Module], ...]"
     num_experts: int
-    """0: as many as the router's result has columns."""
+    """Number of experts; 0 if it is the number of columns of the router's result."""
     top_k: int
 
 
 @dataclass
 class _Seen:
-    """What one call showed of one site; tensors stay where they were computed."""
+    """What one call showed of one site; the tensors stay on the device where they were computed."""
 
     site: _Site
     num_experts: int = 0
@@ -66,12 +66,12 @@ class _Seen:
     is_learning: bool = False
 
     def note_gradient(self, _: Any) -> None:
-        """The backward pass has come to the balancing term."""
+        """Note that the backward pass has reached the balancing term."""
         self.is_learning = True
 
 
 class RoutingProbe:
-    """Puts hooks on routers and experts for one call, and tells what they counted."""
+    """Puts hooks on routers and experts for one call, and reports what they counted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -80,17 +80,17 @@ class RoutingProbe:
         self._root: weakref.ref[nn.Module] | None = None
         self._seen: list[_Seen] = []
         self._owed: list[tuple[int, Any, torch.Tensor, list[_Seen]]] = []
-        """Steps whose counts a device still owes: step, event, host memory, sites."""
+        """Counts that a device has not delivered yet: step, event, host memory, sites."""
         stride = -(-context.world_size // MAX_SPEAKERS)
         self._is_speaker = context.writer.rank % stride == 0
 
     @property
     def is_open(self) -> bool:
-        """Whether a pass is followed, or a device owes what one has counted."""
+        """Whether a pass is being followed, or a device still owes its counts."""
         return bool(self._seen or self._owed)
 
     def begin(self, root: nn.Module) -> None:
-        """A model is called in training."""
+        """Put hooks on the routers and experts of a model that is called in training, if a look is due."""
         log = self._context.log
         step = log.step
         is_due = step % (OFTEN if step < OFTEN_UNTIL else RARELY) == FIRST_STEP
@@ -112,7 +112,7 @@ class RoutingProbe:
                 self._hook(expert, lambda _m, args, _out, seen=seen, place=place: _note_rows(seen, place, args))
 
     def returned(self, root: nn.Module) -> None:
-        """The call is over: hooks go, and a balancing term is followed into the backward pass."""
+        """Remove the hooks when the call is over, and follow a balancing term into the backward pass."""
         if not self._seen or self._root is None or self._root() is not root:
             return
         self._remove()
@@ -120,7 +120,7 @@ class RoutingProbe:
             self._handles += _follow_term(seen)
 
     def end(self) -> None:
-        """The backward pass is over."""
+        """Report the counts when the backward pass is over; from a device, once it has delivered them."""
         seen, self._seen, self._root = self._seen, [], None
         self._remove()
         if is_capturing():
@@ -143,7 +143,7 @@ class RoutingProbe:
         self._owed = [*self._owed[-3:], (self._context.log.step, event, host, known)]
 
     def _settle(self) -> None:
-        """Tell what a device has counted meanwhile."""
+        """Report the counts that a device has delivered meanwhile."""
         while self._owed and self._owed[0][1].query():
             step, _, host, known = self._owed.pop(0)
             self._tell(step, host.tolist(), known)
@@ -153,7 +153,7 @@ class RoutingProbe:
             counts, values = values[: seen.num_experts], values[seen.num_experts :]
             received, values = values[: len(seen.received)], values[len(seen.received) :]
             if seen.counts is None:
-                # Nobody shows a router; what experts were given is where tokens went.
+                # No router was seen; the rows that experts were given show where tokens went.
                 counts, seen.num_tokens = received, sum(received)
             self._context.writer.say(
                 step,
@@ -182,7 +182,7 @@ class RoutingProbe:
 
 
 def _sites(root: nn.Module, prefix: str) -> Iterator[_Site]:
-    """Modules with experts among their children; those inside of experts are not looked for."""
+    """Yield a site for each module with experts among its children, except those inside of experts."""
     inside: list[str] = []
     for name, holder in root.named_modules():
         if any(name.startswith(prefix) for prefix in inside):
@@ -203,7 +203,7 @@ def _sites(root: nn.Module, prefix: str) -> Iterator[_Site]:
 
 
 def _listed(part: nn.Module) -> list[nn.Module]:
-    """The experts themselves: of a list its entries, also where a module holds nothing but such a list."""
+    """Return the experts themselves: the entries of a list, or of the list that is all a module holds, else the module."""
     if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
         return list(part.children())
     inner = list(part.named_children())
@@ -213,7 +213,7 @@ def _listed(part: nn.Module) -> list[nn.Module]:
 
 
 def _number(holder: nn.Module, router: nn.Module | None, names: Sequence[str]) -> int:
-    """A setting of the router, of the module or of its configuration; 0: none."""
+    """Return the first of these settings on the router, the holder or their configurations; 0 if there is none."""
     for owner in (router, holder, getattr(holder, "config", None), getattr(router, "config", None)):
         for name in names:
             value = getattr(owner, name, None)
@@ -223,7 +223,7 @@ def _number(holder: nn.Module, router: nn.Module | None, names: Sequence[str]) -
 
 
 def _note_routes(seen: _Seen, output: Any) -> None:
-    """Of one call of a router: which experts its tokens go to."""
+    """Note, from the output of a router, to which experts its tokens go."""
     found = [part for part in (output if isinstance(output, (tuple, list)) else (output,)) if _is_plain(part)]
     with torch.no_grad():
         for part in found:
@@ -240,7 +240,7 @@ def _note_routes(seen: _Seen, output: Any) -> None:
 
 
 def _add(seen: _Seen, chosen: torch.Tensor, num_tokens: int, top_k: int) -> None:
-    # Not bincount, which waits for a device.
+    # bincount would wait for the device.
     counts = torch.zeros(seen.num_experts, dtype=torch.int64, device=chosen.device)
     counts.index_add_(0, chosen.long().clamp(0, seen.num_experts - 1), torch.ones_like(chosen, dtype=torch.int64))
     seen.counts = counts if seen.counts is None else seen.counts + counts
@@ -249,7 +249,7 @@ def _add(seen: _Seen, chosen: torch.Tensor, num_tokens: int, top_k: int) -> None
 
 
 def _note_rows(seen: _Seen, place: int, args: Any) -> None:
-    """Of one call of an expert: rows that are not padding."""
+    """Count the rows that an expert was given and that are not padding."""
     given = next((part for part in args if _is_plain(part) and part.is_floating_point() and part.dim() > 1), None)
     if given is not None:
         with torch.no_grad():
@@ -258,7 +258,7 @@ def _note_rows(seen: _Seen, place: int, args: Any) -> None:
 
 
 def _parts(seen: _Seen) -> Iterator[torch.Tensor]:
-    """Counts, then what experts received, as integers on one device."""
+    """Yield the router's counts, if any, then the rows that experts received, as integers on one device."""
     some = seen.counts if seen.counts is not None else next(r for r in seen.received if isinstance(r, torch.Tensor))
     if seen.counts is None:
         seen.num_experts = 0
@@ -269,7 +269,7 @@ def _parts(seen: _Seen) -> Iterator[torch.Tensor]:
 
 
 def _follow_term(seen: _Seen) -> list[Any]:
-    """A scalar that calls itself a balancing term and hangs on the graph; the hook on the operation that made it."""
+    """Find a scalar of the graph whose name says that it is a balancing term, and return the hook on the operation that made it, if any."""
     holder, router = seen.site.holder(), seen.site.router() if seen.site.router is not None else None
     for owner in (holder, router):
         for name, value in vars(owner).items() if owner is not None else ():

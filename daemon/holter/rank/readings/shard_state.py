@@ -1,10 +1,10 @@
-"""What an optimizer remembers of this rank's own shards: fingerprints after a step and before the next, between which nothing may change it.
+"""The optimizer's state of this rank's own shards: fingerprints after a step and before the next, between which nothing may change it.
 
     step 12                          step 13
     … optimizer   state_after@own    state_before@own   optimizer …        equal, or something wrote to it
 
-Nobody else holds a shard's moments, ZeRO's float32 partitions among them: their own history is all there is to hold them against. They are twice
-the weights. Small ones are read at every step of comparison, others at every fourth.
+No other rank holds a shard's moments or ZeRO's float32 partitions, so they can only be compared with their own history. Moments are twice the size
+of the weights: a small state is read at every step of comparison, others at every fourth.
 """
 
 import weakref
@@ -20,36 +20,36 @@ from holter.rank.readings.census import Selection
 from holter.rank.readings.samples import is_readable, local
 
 EVERY = 4
-"""Comparisons between two readings, where the state is not small."""
+"""A state that is not small is read at every n-th comparison."""
 SMALL_BYTES = 4 << 20
-"""State that is read at every comparison: some two tenths of a millisecond."""
+"""Most bytes of a state that is read at every comparison; reading them takes some 0.2 ms."""
 
 Read: TypeAlias = Callable[[str, Selection, Sequence[torch.Tensor]], None]
-"""Reads these tensors and tells root and table under this name."""
+"""Reads tensors, and reports their root and table under a name."""
 
 
 class ShardState:
-    """One rank's."""
+    """Reads the optimizer's state of one rank's own shards."""
 
     def __init__(self, context: Context, read: Read) -> None:
         self._context, self._read = context, read
         self._left = -1
-        """The step after which it was last read."""
+        """The step after which the state was last read; -1 before the first reading."""
         self._known: list[int] = []
         self._shards: list[tuple[str, weakref.ref[torch.optim.Optimizer], weakref.ref[Any]]] = []
-        """Name, optimizer and parameter of each."""
+        """Name, optimizer and parameter of each shard."""
         self._num_bytes = 0
-        """Of the last reading."""
+        """Number of bytes of the last reading."""
 
     def after(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A step of comparison is over."""
+        """Read the state after a step of comparison."""
         step, interval = self._context.log.step, self._context.schedule.plan.check_interval
         if self._num_bytes <= SMALL_BYTES or step // interval % EVERY == 0:
             self._left = step
             self._tell("state_after", optimizers)
 
     def before(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A step begins; the one before was one of comparison."""
+        """Read the state before a step, if it was read after the step before it."""
         if self._left == self._context.log.step - 1 >= 0:
             self._tell("state_before", optimizers)
 
@@ -74,7 +74,7 @@ class ShardState:
             self._read(name, chosen, chosen.tensors)
 
     def _entries(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Name, tensor and this rank's part of everything that is remembered of its own shards."""
+        """Yield name, tensor and this rank's part of every state tensor of its own shards."""
         for name, optimizer, parameter in self._shards:
             held, shard = optimizer(), parameter()
             for key, value in _remembered(held, shard) if held is not None and shard is not None else ():
@@ -82,7 +82,7 @@ class ShardState:
                     yield f"optimizer: {name}.{key}", value, part
 
     def _own(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, Any, Any]]:
-        """This rank's own shards among what these optimizers hold."""
+        """Yield name, optimizer and tensor of this rank's own shards among those that these optimizers hold."""
         names = {
             id(parameter): name
             for model in self._context.models

@@ -1,14 +1,14 @@
 """What the training state was like while it trained: how large each tensor was, and its fingerprint after the last step that was read.
 
     weights, frozen ones too      all models' parameters, and what optimizers hold besides (master weights, partitions)
-    what optimizers remember      each kind (exp_avg, exp_avg_sq …) by itself
-    buffers                       those that are saved with a model, such as statistics of a normalisation
+    the optimizers' state         each kind (exp_avg, exp_avg_sq …) by itself
+    buffers                       such as statistics of a normalisation
 
-Read with the vitals, as many bytes at a time as train, in turn. A halt holds what it is about to save against it: a weight of 1e4 that was never
-beyond 0.3, and where no weight was, is finite and is not what training made.
+It is read with the vitals, in turn, as many bytes at a time as the trained weights have. A halt compares what it is about to save with this history:
+a weight of 1e4 where no weight was ever beyond 0.3 is finite, but training did not make it.
 
-A tensor's usual size is the largest that was seen of it, as long as it came there by degrees: what jumps is not taken in, or one look at a damaged weight
-would make it usual.
+A tensor's usual size is the largest that it has reached by degrees. A jump is not taken in, or one look at a damaged weight would make its size
+usual.
 """
 
 import weakref
@@ -23,19 +23,19 @@ from holter.rank.readings.samples import is_readable, local
 from holter_kernels import summarize
 
 LEAST_BYTES = 16 << 20
-"""Read at one vital step, if fewer bytes than that train."""
+"""Bytes that are read at one vital step, if the trained weights have fewer."""
 WEIGHTS, BUFFERS = "weights", "buffers"
 JUMPS = {WEIGHTS: 100.0, BUFFERS: 1e6}
-"""How many times its usual size, and the largest usual size of its kind, a tensor may come to between two looks."""
+"""How much a tensor may grow between two looks, as a multiple of its usual size or the largest usual size of its kind."""
 MOMENT_JUMP, SQUARE_JUMP = 1e3, 1e6
-"""Gradients may well be a thousand times what they were; their squares are then a million times."""
+"""The same for an optimizer's moments: gradients may well grow a thousandfold, and their squares then a millionfold."""
 SQUARES = ("sq", "square", "sum")
 NUM_STILL = 3
-"""Readings in a row without a change, after which one is not the script's habit."""
+"""Number of readings in a row without a change, after which a change is not the script's habit."""
 
 
 class StateTensor(NamedTuple):
-    """One tensor of the state. It is held weakly, as everything of the script's is."""
+    """One tensor of the state. It is held weakly, like everything that belongs to the script."""
 
     name: str
     kind: str
@@ -48,36 +48,36 @@ class StateTensor(NamedTuple):
 class _Known:
     entry: StateTensor
     usual: float
-    """The largest magnitude that it came to by degrees."""
+    """The largest magnitude that the tensor has reached by degrees."""
     step: int
-    """After which it was last read."""
+    """The step after which it was last read."""
     fingerprint: int = 0
     num_still: int = 0
-    """Readings in a row in which it had not moved."""
+    """Number of readings in a row in which it had not moved."""
 
 
 class StateHistory:
-    """One rank's."""
+    """The history of one rank's training state."""
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
-        """Parameters that were seen to move between two steps: the script itself writes to them."""
+        """Names of parameters that were seen to move between two steps: the script itself writes to them."""
         self._disturbed: dict[str, list[int]] = {}
-        """Frozen tensor -> steps at which it was found moved; -1: it had not been still before, and so it is the script's habit."""
+        """Steps at which each frozen tensor was found moved; -1 stands for a tensor that had moved before: this is the script's habit."""
         self._known: dict[int, _Known] = {}
         self._usual: dict[str, float] = {}
-        """Kind -> the largest usual size."""
+        """The largest usual size of each kind."""
         self._place = 0
         self._state: tuple[Any, ...] = ()
         self._entries: list[StateTensor] = []
         self._num_trained_bytes = 0
 
     def see_disturbed(self, name: str, step: int, num_still: int) -> None:
-        """A frozen tensor that is nobody's copy was found moved, after so many readings without a change."""
+        """Note that a frozen tensor, not a copy of a live one, was found moved after `num_still` readings without a change."""
         self._disturbed.setdefault(name, []).append(step if num_still >= NUM_STILL else -1)
 
     def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[StateTensor, Any]]:
-        """What is to be read now: as many bytes as train, beginning where the last reading ended."""
+        """Choose the tensors to read now: as many bytes as the trained weights have, beginning where the last reading ended."""
         every = self._alive(models, optimizers)
         if not every:
             return []
@@ -92,7 +92,7 @@ class StateHistory:
         return chosen
 
     def _alive(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[StateTensor, Any]]:
-        """All there is to read; looked for again when models or optimizers have changed: naming a thousand tensors takes milliseconds."""
+        """Return all tensors of the state. They are looked for again only when models or optimizers have changed: it takes milliseconds."""
         state = models.generation, *((id(optimizer), len(optimizer.state)) for optimizer in optimizers)
         found = [(entry, entry.tensor()) for entry in self._entries]
         if state != self._state or any(tensor is None for _, tensor in found):
@@ -103,7 +103,7 @@ class StateHistory:
         return found
 
     def learn(self, step: int, chosen: Sequence[StateTensor], table: Any) -> None:
-        """These were read after `step`."""
+        """Take in sizes and fingerprints of these tensors, which were read after `step`."""
         for row, entry in enumerate(chosen):
             tensor, size = entry.tensor(), float(table.absmax[row])
             if tensor is None or not table.numel[row]:
@@ -118,12 +118,12 @@ class StateHistory:
             now = int(table.fingerprint[row])
             known.num_still = known.num_still + 1 if now == known.fingerprint else 0
             known.fingerprint, known.step, known.entry = now, step, entry
-        # Those that are gone need not be remembered.
+        # Forget the tensors that are gone.
         if len(self._known) > 2 * len(chosen) + 4096:
             self._known = {key: known for key, known in self._known.items() if known.entry.tensor() is not None}
 
     def unread(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
-        """Weights, and what optimizers remember of them, that no reading has come to yet."""
+        """Return the names of weights and of optimizers' state tensors that have not been read yet."""
         return [
             entry.name
             for entry, tensor in self._alive(models, optimizers)
@@ -131,12 +131,12 @@ class StateHistory:
         ]
 
     def judge(self, completed: int, *, is_live: bool = True) -> dict[str, str]:
-        """What is odd about the state of so many completed steps, by tensor, a sentence each. With `is_live` it is what the last step left."""
+        """Return what is odd about the state after `completed` steps, one sentence per tensor; `is_live`: it is what the last step left."""
         held = [(known, tensor) for known in list(self._known.values()) if (tensor := known.entry.tensor()) is not None]
         held = [(known, tensor) for known, tensor in held if is_readable(local(tensor))]
         if not held:
             return {}
-        # As it was read before: a shard's fingerprint is that of its place in the whole.
+        # Read the same tensors as before, not their local parts: a shard's fingerprint depends on its place in the whole.
         table, found = summarize([tensor for _, tensor in held], histogram="off"), {}
         for row, (known, _) in enumerate(held):
             entry, size = known.entry, float(table.absmax[row])
@@ -152,7 +152,7 @@ class StateHistory:
         return found
 
     def _must_be_same(self, known: _Known, completed: int) -> bool:
-        """Whether nothing may have changed it since it was last read."""
+        """Whether nothing may have changed a tensor since it was last read."""
         entry, is_last = known.entry, known.step == completed - 1 and known.entry.kind == WEIGHTS
         return entry.name not in self.touched and (known.num_still >= NUM_STILL if entry.is_frozen else is_last)
 
@@ -163,11 +163,11 @@ class StateHistory:
 
 
 def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[StateTensor]:
-    """Everything that trains, is frozen or is remembered, and that this rank holds elements of."""
+    """Yield all weights, buffers and optimizer states of which this rank holds elements."""
     names: dict[int, str] = {}
     for model in models.all():
         for name, parameter in model.parameters:
-            # ZeRO-3 keeps this rank's part of it elsewhere.
+            # ZeRO-3 keeps this rank's part of the parameter in an attribute.
             held = getattr(parameter, "ds_tensor", parameter)
             if id(held) not in names and is_readable(local(held)):
                 names[id(parameter)] = names[id(held)] = name
@@ -185,7 +185,7 @@ def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
 
 
 def _buffers(model: Model) -> Iterator[StateTensor]:
-    """Saved ones: what is made anew at each start is not in a checkpoint."""
+    """Yield the buffers of a model that this rank can read."""
     for name, buffer in model.buffers:
         if is_readable(local(buffer)):
             yield _entry(name, BUFFERS, buffer)

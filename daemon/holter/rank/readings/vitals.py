@@ -1,12 +1,12 @@
 """The weights against their own history: what a step changes, and what changes without one.
 
     begin of backward     what is left in the gradients
-    before the optimizer  gradients as it is given them; weights; a sample of both
-    after it              weights again, and what became of the sample
+    before the optimizer  the gradients that it gets; weights; a sample of both
+    after the optimizer   weights again, and what became of the sample
 
-All is the rank's own. Most steps only take a glance; a step of comparison looks for gradients that are None; every fourth of those, or fewer,
-is vital: it reads the values. Vital steps are frequent at first, then as rare as their share of the budget demands, by ranks in turn.
-`records.Vitals` says what is told.
+Each rank looks at its own tensors. Most steps only take a glance; a step of comparison looks for gradients that are None; every fourth of those, or
+fewer, is a vital step, which reads the values. Vital steps are frequent at first, then as rare as their share of the budget demands, and ranks take
+turns. `records.Vitals` says what is reported.
 """
 
 import contextlib
@@ -36,33 +36,33 @@ from holter.rank.readings.samples import is_plain_moment, local, strided
 from holter.rank.search import living
 
 LEAST_FROZEN_BYTES = 16 << 20
-"""Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
+"""Bytes of frozen tensors that are read at a vital step, if the trained ones have fewer."""
 NUM_DENSE = 8
-"""So many of the first comparisons are all vital, if that does not cost too much: what is wrong from the start is seen at the start."""
+"""Number of the first comparisons that are all vital, if that does not cost too much: what is wrong from the start is seen at the start."""
 LEAST_STRIDE = 4
-"""Comparisons from one vital step to the next, while comparisons are not rare themselves."""
+"""Number of comparisons from one vital step to the next, while comparisons are not rare themselves."""
 RARE_STEPS = 64
 MAX_STRIDE = 1024
 MAX_SPEAKERS = 64
-"""Ranks that tell their vitals at one step."""
+"""Number of ranks that report their vitals at one step."""
 BUDGET_SHARE = 0.1
-"""What of the budget the vitals may take."""
+"""Share of the budget that the vitals may take."""
 DENSE_FACTOR = 4.0
-"""What a vital step may take at the start, in whole budgets of one step."""
+"""What a vital step may take at the start, as a multiple of one step's whole budget."""
 NUM_FLOORS = 4.0
-"""Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
+"""Least time that counts as one step's budget, in floors of the budget: a run of very short steps is looked at too."""
 MAX_RESTING, NUM_RESTING = 64, 256
-"""Tensors that no optimizer holds whose movement is followed, and elements of each."""
+"""Number of tensors held by no optimizer whose movement is followed, and the number of elements sampled of each."""
 UNHELD_STEPS = 8
-"""Steps after which an optimizer that has not stepped is looked for."""
+"""Number of steps after which an optimizer that has not stepped is looked for."""
 NUM_WARM = 2
-"""Vital steps before their cost is known."""
+"""Number of vital steps before their cost is known."""
 NUM_COSTS = 5
 NUM_STEPS = 32
 
 
 class VitalsProbe:
-    """Looks at what a step changes."""
+    """Looks at what a step changes, and at what changes between steps."""
 
     def __init__(
         self, context: Context, *, budget: float = 1.0, floor_s: float = 0.0, on_idle: Callable[[], None] = lambda: None
@@ -78,14 +78,14 @@ class VitalsProbe:
         self._checkup: Checkup | None = None
         self._vital_step = -2
         self._remembered_step = -1
-        """The step after which the state is to be remembered, whether or not models show what is trained: ZeRO's partitions are in none."""
+        """The step after which the state history is read, even if no model shows the trained tensors: ZeRO's partitions are in none."""
         self._frozen_place = 0
         self._known_optimizers: set[weakref.ref[torch.optim.Optimizer]] = set()
         self._ever_held: set[int] = set()
         self._resting: set[int] | None = None
-        """Ids of parameters that an optimizer holds which had not stepped when that was asked; None: nobody asked."""
+        """Ids of parameters held by optimizers that had not stepped when they were searched for; None before that search."""
         self._rested: dict[int, torch.Tensor] = {}
-        """A sample of what no optimizer holds, as it was first seen."""
+        """Samples of parameters that no optimizer holds, as they were first seen, by the parameter's id."""
         self._moved_by_hand: set[int] = set()
         self._told_news: set[str] = set()
         self._spent_s = self._device_s = 0.0
@@ -94,17 +94,17 @@ class VitalsProbe:
         context.models.on_forget.append(self._forget)
 
     def see_gradients(self, named: Callable[[], Sequence[tuple[str, Any]]], table: Any, seen: TableOutline) -> None:
-        """Some probe has read these gradients."""
+        """Look for zero gradients in a table that another probe has read."""
         if seen.has_zero or self._idle.has_zero:
             self._idle.see(self._context.log.step, named(), table)
 
     def begin_backward(self) -> None:
-        """The first backward pass of a step begins: see what is left in the gradients."""
+        """Read what is left in the gradients when the first backward pass of a step begins."""
         if self._context.schedule.plan.is_check(self._context.log.step):
             self._leftovers.take()
 
     def glance(self, optimizers: Sequence[torch.optim.Optimizer], *, is_check: bool) -> None:
-        """Any step is about to be applied."""
+        """Take a glance at any step that is about to be applied."""
         context = self._context
         step = context.log.step
         self._checkup = None
@@ -121,10 +121,10 @@ class VitalsProbe:
             self._begin(optimizers)
 
     def before_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A step of comparison is about to be applied."""
+        """Look for missing gradients at a step of comparison that is about to be applied, and begin a checkup if one is due."""
         context = self._context
         step = context.log.step
-        # Without a backward pass before it the step makes its gradients itself, in a closure.
+        # Without a backward pass before it, the step computes its gradients itself, in a closure.
         if not context.log.now.passes.num_done:
             return
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
@@ -140,7 +140,7 @@ class VitalsProbe:
             self._begin(optimizers)
 
     def _is_skipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
+        """Whether a fused optimizer will do nothing because the loss scaler found a non-finite gradient, or may: on a device nobody knows yet."""
         for optimizer in optimizers:
             if getattr(optimizer, "found_inf", None) is None:
                 continue
@@ -160,7 +160,7 @@ class VitalsProbe:
                 self._checkup.begin()
 
     def after_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The step was applied."""
+        """End the checkup after the step was applied, and read the state history if that is due."""
         step = self._context.log.step
         checkup, self._checkup = self._checkup, None
         is_ours, is_remembered = checkup is not None and checkup.step == step, self._remembered_step == step
@@ -172,13 +172,13 @@ class VitalsProbe:
                 self._vital_step = step
             if is_remembered:
                 self._remember(step, optimizers)
-        # What a device has spent is known when it has answered: of the last vital step, most often.
+        # A device's time is known when it has answered; this is mostly the time of the last vital step.
         device_s = self._context.readings.vitals_s
         self._schedule.spend(self._spent_s + device_s - self._device_s)
         self._spent_s, self._device_s = 0.0, device_s
 
     def _remember(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """What the state is like after this step, for a halt that may come."""
+        """Read a part of the state after this step, for a halt that may come."""
         history = self._context.state_history
         chosen = history.choose(self._context.models, optimizers) if is_plain_moment() else []
         if chosen:
@@ -197,7 +197,7 @@ class VitalsProbe:
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        """Vitals have a schedule of their own: for the other one this time counts as reading, not as a cost of every step."""
+        """Measure the time that vitals take. They have their own schedule; the main one counts it as reading, not as a cost of every step."""
         context = self._context
         started, reading_s = clock.thread_s(), context.reading_s
         try:
@@ -208,7 +208,7 @@ class VitalsProbe:
             context.reading_s = max(context.reading_s, reading_s + elapsed)
 
     def _has_news(self, step: int) -> bool:
-        """Whether something is to be told that was not the last time."""
+        """Whether there is something to report that there was not at the last look."""
         news = {"idle"} if self._idle.is_long(step) else set()
         if news:
             self._on_idle()
@@ -221,13 +221,13 @@ class VitalsProbe:
         return is_new
 
     def _look_between(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The step before was vital: see whether what it left is still there."""
+        """Read, after a vital step, whether the weights that it left are still unchanged."""
         trained = trained_by(self._context.models, optimizers)
         chosen = [(name, p) for name, p in trained if readable(p)]
         if not chosen:
             return
 
-        # A device answers later: the script may let go of its parameters before.
+        # A device answers later, and the script may free its parameters before that.
         left = [(name, weakref.ref(p)) for name, p in chosen]
 
         def learn(table: Any) -> None:
@@ -237,7 +237,7 @@ class VitalsProbe:
         self._context.read("vitals.between", [p for _, p in chosen], learn)
 
     def _trained(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
-        """What these train; looked for again when models or optimizers have changed."""
+        """Return the parameters that these optimizers train; they are looked for again when models or optimizers have changed."""
         models = self._context.models
         state = models.outline(optimizers)
         if state != self._trained_state:
@@ -245,19 +245,19 @@ class VitalsProbe:
         return self._trained_list
 
     def _forget(self) -> None:
-        """The script let go of a model: its memory is not ours to hold."""
+        """Drop all parameters, because the script let go of a model: we must not hold its memory."""
         self._trained_state, self._trained_list = [], []
         self._rested.clear()
         self._moved_by_hand.clear()
 
     def _unheld(self, trained: Sequence[tuple[str, Any]]) -> UnheldParameters:
-        """What has a gradient in a model that is trained, and is in no optimizer that ever stepped."""
+        """Return the parameters with a gradient that no optimizer which ever stepped holds, in a model that is trained or wrapped for training."""
         held = {id(p) for _, p in trained}
         found: dict[int, str] = {}
         wrapped: dict[int, str] = {}
         for model in self._context.models.active():
             is_trained = any(id(p) in held for _, p in model.parameters)
-            # Whoever wraps a model wants it trained; what is narrow may have its master copies in an optimizer.
+            # Whoever wraps a model wants it trained; parameters of a narrow dtype may have their master copies in an optimizer.
             if is_trained or (model.ddp is not None and not any(id(p) in self._ever_held for p in model.tensors)):
                 (found if is_trained else wrapped).update(
                     (id(p), name)
@@ -279,7 +279,10 @@ class VitalsProbe:
         return UnheldParameters(tuple(found.values()), bool(found.keys() & self._resting))
 
     def _rests(self, p: Any) -> bool:
-        """Whether it has a gradient and stays where it is: what a script moves by hand, or a loss weighs with zero, is meant so. A device is not asked."""
+        """Whether a parameter has a nonzero gradient and does not move; True for one on a device, which is not asked.
+
+        A parameter that the script moves by hand, or that the loss weighs with zero, is left out on purpose.
+        """
         if id(p) in self._moved_by_hand:
             return False
         is_followed = id(p) in self._rested or len(self._rested) < MAX_RESTING
@@ -295,7 +298,7 @@ class VitalsProbe:
     def _frozen(
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[tuple[str, Any]]:
-        """This step's share of the frozen parameters; what only rests while another optimizer steps is not frozen."""
+        """Return this step's share of the frozen parameters; those that rest while another optimizer steps are not among them."""
         held = held_by(optimizers)
         every = [
             (name, p)
@@ -316,7 +319,7 @@ class VitalsProbe:
 
 
 class VitalsSchedule:
-    """At which steps of comparison the vitals are taken, by what they were measured to cost."""
+    """Decides at which steps of comparison the vitals are taken, by their measured cost."""
 
     def __init__(self, *, rank: int, world_size: int, budget: float, floor_s: float) -> None:
         self._rank = rank
@@ -328,7 +331,7 @@ class VitalsSchedule:
         self._num_checks = 0
 
     def tick(self) -> None:
-        """A step begins."""
+        """Measure the time between two steps, at the beginning of each."""
         now = clock.monotonic_s()
         if self._last_s is not None:
             self._steps_s.append(now - self._last_s)
@@ -339,14 +342,14 @@ class VitalsSchedule:
         self._costs_s.append(seconds)
 
     def is_vital(self, step: int, check_interval: int) -> bool:
-        """Asked once at each step of comparison."""
+        """Whether this step of comparison is vital; must be called once at each of them."""
         self._num_checks += 1
         number, stride = step // check_interval, max(min(LEAST_STRIDE, RARE_STEPS // check_interval), 1)
         if self._num_checks > NUM_DENSE and len(self._costs_s) >= NUM_WARM and number % stride:
             return False
         room_s = max(self._budget * statistics.median(self._steps_s or [0.0]), NUM_FLOORS * self._floor_s)
         cost_s = min(self._costs_s, default=0.0)
-        # What the first one costs is mostly what is done once: it says little of the others.
+        # The cost of the first vital steps is mostly work that is done once, and says little about the others.
         if len(self._costs_s) < NUM_WARM or (self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s):
             return number % self._turns == self._rank % self._turns
         while stride < MAX_STRIDE and cost_s > BUDGET_SHARE * room_s * stride * check_interval:

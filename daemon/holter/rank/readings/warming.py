@@ -1,10 +1,10 @@
 """The kernels of a device are compiled in a thread as soon as a model is called there, and not inside a hook when they are first needed.
 
-    first call of a model on the device    the thread begins; the sidecar is told: a rank that compiles may be slow, and is not stuck
-    meanwhile                              readings of that device decline, steps are told without them, and the guard asks by torch's own operations
+    first call of a model on the device    the thread begins, and the sidecar is told: a rank that compiles may be slow, but is not stuck
+    meanwhile                              no readings are made on that device, steps are reported without them, and the guard uses torch's own operations
     the thread is over                     at the next backward pass the sidecar is told, and how long it took
 
-Not earlier: before a script has chosen its device, a context that we made would lie on the first one, on every rank of the host.
+It does not begin earlier: before a script has chosen its device, we would create a context on the first one, on every rank of the host.
 """
 
 import threading
@@ -20,7 +20,7 @@ from holter_kernels.warm import is_needed
 
 
 class KernelWarmUp:
-    """One for a rank."""
+    """Compiles the kernels of one rank's devices."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -28,7 +28,7 @@ class KernelWarmUp:
         self._is_done = False
 
     def see(self, module: torch.nn.Module) -> None:
-        """A model is called in training."""
+        """Begin to compile for the devices of a model that is called in training, unless that is done or under way."""
         if self._is_done or self._work is not None or accelerator.module() is None:
             return
         tensors = [*module.parameters(), *module.buffers()]
@@ -42,7 +42,7 @@ class KernelWarmUp:
             self._begin(WarmUp(on, {torch.float32, *(tensor.dtype for tensor in tensors)}))
 
     def settle(self) -> None:
-        """A backward pass begins: if the thread is over, that is told."""
+        """Report, at the beginning of a backward pass, that the thread is over, if it is."""
         if self._work is not None and self._work.is_over:
             self._tell(is_over=True, seconds=self._work.seconds, num_kernels=len(self._work.compiled))
             self._work, self._is_done = None, True
@@ -55,7 +55,7 @@ class KernelWarmUp:
             with without_signals():
                 thread.start()
         except RuntimeError:
-            # No thread can be had any more: kernels are compiled where they are needed.
+            # No more threads can be started, so compile here.
             work.run()
 
     def _tell(self, *, is_over: bool, seconds: float = 0.0, num_kernels: int = 0) -> None:
