@@ -1,20 +1,20 @@
-"""Who holds the same bytes of a tensor: one description for all frameworks, known and never guessed.
+"""Which ranks hold the same bytes of a tensor: one description for all frameworks, known and never guessed.
 
     DTensor                  its mesh and placements: ranks that differ from this one on replicated axes only
-    FSDP's first kind        the group across which a hybrid strategy reduces; none where everything is sharded
+    FSDP's first version     the group across which a hybrid strategy reduces; none where everything is sharded
     DDP                      its process group, for what it does not ignore
     ZeRO                     its data-parallel group, for the weights that stages 1 and 2 keep whole
-    HOLTER_MESH              what the user says of plain parameters: `pp=2,dp=2`; along `tp`, what Megatron's marks do not call cut is whole
+    HOLTER_MESH              the user's mesh for plain parameters: `pp=2,dp=2`; along `tp`, parameters without Megatron's mark of a cut are whole
 
     mesh (replicate=2, shard=2)      weight: replicate, shard(0)
     0 1                              rank 1 holds what rank 3 holds, along `replicate`
     2 3
 
-What a tensor's bytes are compared over is called its scope. It is a part of the name of its class on the wire:
+The ranks over which a tensor's bytes are compared are called its scope. The scope is a part of the name of the tensor's class on the wire:
 
     parameters_after                 every rank of the job holds it
-    parameters_after@replicate#1     those that share this rank's place on all other axes; the lowest of them is rank 1
-    parameters_after@own             nobody else: only its own history tells something
+    parameters_after@replicate#1     the ranks that share this rank's place on all other axes hold it; the lowest of them is rank 1
+    parameters_after@own             no other rank holds it: it can only be compared with its own history
 """
 
 import fnmatch
@@ -30,10 +30,10 @@ from holter.records import MeshAxis
 from holter.records.rank import IGNORED, OWN
 
 PARTITION_LISTS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
-"""Where ZeRO keeps the float32 partitions that its optimizer steps: stages 1 and 2, stage 3."""
+"""Attributes in which ZeRO keeps the float32 partitions that its optimizer steps: stages 1 and 2, then stage 3."""
 
 GROUPS: Mapping[Any, Any] = dist.distributed_c10d._world.pg_map if dist.is_available() else {}  # noqa: SLF001  nothing public lists them
-"""The process groups of this rank: torch's own table, which is emptied and never replaced. To ask it costs nothing, `dist.is_initialized()` four calls."""
+"""The process groups of this rank: torch's own table, which is emptied but never replaced. Reading it is cheaper than `dist.is_initialized()`."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Holders:
     """Which ranks hold the same bytes of a tensor, and how that is known."""
 
     axis: str
-    """Of a mesh, several joined by `+`; empty: all ranks of the job; `own`: this rank alone; `ignored`: nobody says."""
+    """Axis of the mesh along which they lie, several joined by `+`; empty: all ranks of the job; `own`: this rank alone; `ignored`: nobody reduces it."""
     ranks: tuple[int, ...] = ()
-    """Ascending, this rank among them; empty where the axis says all."""
+    """The ranks in ascending order, with this rank among them; empty if the axis is."""
     placements: str = ""
-    """`replicate=R,shard=S(0)`; empty: no mesh is known."""
+    """How the tensor is placed on each axis, such as `replicate=R,shard=S(0)`; empty if no mesh is known."""
 
     @property
     def scope(self) -> str:
-        """What its class of tensors is called by, behind the class's own name."""
+        """The suffix that names this scope, after the name of a class of tensors."""
         return "" if not self.axis else f"@{self.axis}" if self.axis == OWN else f"@{self.axis}#{self.ranks[0]}"
 
 
@@ -57,7 +57,7 @@ EVERYONE = Holders("")
 
 
 def of_dtensor(tensor: torch.Tensor) -> Holders | None:
-    """A DTensor's; None for any other tensor, and for one that this rank holds no part of."""
+    """Return the holders of a DTensor; None for any other tensor, and for one of which this rank holds no part."""
     placements: Any = getattr(tensor, "placements", None)
     mesh: Any = getattr(tensor, "device_mesh", None)
     coordinate = mesh.get_coordinate() if placements and mesh is not None else None
@@ -75,7 +75,7 @@ def of_dtensor(tensor: torch.Tensor) -> Holders | None:
 
 
 def of_group(axis: str, ranks: Sequence[int], placements: str = "") -> Holders:
-    """Ranks that hold the same bytes."""
+    """Return the holders for ranks that hold the same bytes along an axis; all ranks of the job, or a single one, become their own kinds."""
     if len(ranks) == _world_size():
         return Holders("", (), placements)
     if len(ranks) < 2:  # noqa: PLR2004 - a rank alone has nobody to agree with
@@ -84,19 +84,19 @@ def of_group(axis: str, ranks: Sequence[int], placements: str = "") -> Holders:
 
 
 def axis_names(mesh: Any) -> tuple[str, ...]:
-    """Of a DeviceMesh; numbered where it has none."""
+    """Return the axis names of a DeviceMesh; `axis0`, `axis1`, … if it has none."""
     return tuple(mesh.mesh_dim_names or (f"axis{number}" for number in range(mesh.ndim)))
 
 
 def axes_of(mesh: Any) -> Iterator[MeshAxis]:
-    """The axes of a DeviceMesh, outermost first, as strides of rank numbers: the same on every rank."""
+    """Yield the axes of a DeviceMesh, outermost first, with their sizes and strides in rank numbers; they are the same on every rank."""
     for number, name in enumerate(axis_names(mesh)):
         line = mesh.mesh.movedim(number, 0).reshape(mesh.size(number), -1)[:, 0].tolist()
         yield MeshAxis(name, len(line), line[1] - line[0] if len(line) > 1 else 0)
 
 
 def spread(mesh: Any, ranks: Iterable[int], axes: Sequence[str]) -> tuple[int, ...]:
-    """These ranks and all that differ from one of them on these axes of a mesh only."""
+    """Return these ranks, and all ranks that differ from one of them only on these axes of a mesh, in ascending order."""
     names, table, found = axis_names(mesh), mesh.mesh, set()
     for rank in ranks:
         (place,) = (table == rank).nonzero().tolist()
@@ -106,7 +106,10 @@ def spread(mesh: Any, ranks: Iterable[int], axes: Sequence[str]) -> tuple[int, .
 
 
 def forgotten_axes(submesh: Any, rank: int) -> tuple[Any, list[str]]:
-    """The mesh that another was cut out of, and its axes that hold replicas by their name, and along which that other has this rank alone."""
+    """Return the mesh that `submesh` was cut out of, and the axes that were forgotten in the cut.
+
+    These are axes that hold replicas, judging by their names, and along which `submesh` has no rank but this one.
+    """
     find = getattr(submesh, "_get_root_mesh", None)
     whole = find() if find is not None else submesh
     if whole is submesh or whole.size() != _world_size():
@@ -117,7 +120,7 @@ def forgotten_axes(submesh: Any, rank: int) -> tuple[Any, list[str]]:
 
 
 def group_ranks(group: Any) -> tuple[int, ...]:
-    """Global ranks of a process group, ascending; all if it is None, none if it cannot be asked."""
+    """Return the global ranks of a process group in ascending order; all ranks if it is None, none if it cannot be asked."""
     try:
         return tuple(sorted(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)))
     except (AttributeError, RuntimeError, TypeError, ValueError, KeyError):
@@ -125,7 +128,7 @@ def group_ranks(group: Any) -> tuple[int, ...]:
 
 
 def of_flat(root: torch.nn.Module | None) -> dict[int, tuple[Holders, torch.Size | None]]:
-    """FSDP's first kind: id of a parameter -> who holds the same part of it, and its whole shape."""
+    """Return, for parameters under FSDP's first version, by id, the holders of the same part and the whole shape (None: the flat parameter's)."""
     found: dict[int, tuple[Holders, torch.Size | None]] = {}
     for module in torch.nn.Module.modules(root) if root is not None else ():
         handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
@@ -145,27 +148,27 @@ def of_flat(root: torch.nn.Module | None) -> dict[int, tuple[Holders, torch.Size
 
 
 def partitions(zero: Any) -> list[tuple[str, torch.Tensor]]:
-    """The float32 partitions that a ZeRO optimizer steps, each one rank's own."""
+    """Return the float32 partitions that a ZeRO optimizer steps, with names; each belongs to one rank alone."""
     flats = next((found for name in PARTITION_LISTS if (found := getattr(zero, name, None))), ())
     return [(f"fp32 partition {number}", flat) for number, flat in enumerate(flats) if flat.numel()]
 
 
 def is_fully_sharded(module: torch.nn.Module | None) -> bool:
-    """Whether `fully_shard` was applied to this module: what it leaves plain it was told to ignore."""
+    """Whether `fully_shard` was applied to this module; then it was told to ignore the parameters that are still plain."""
     return module is not None and any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
 @dataclass(frozen=True)
 class DeclaredMesh:
-    """What the user says of the job's layout: axes, outermost first, and which of them hold replicas."""
+    """The job's layout as the user declares it: axes, outermost first, and which of them hold replicas."""
 
     axes: tuple[MeshAxis, ...]
     replicated: frozenset[str]
     tensor: frozenset[str] = frozenset()
-    """Axes along which some parameters are cut and the rest are whole."""
+    """Names of axes along which some parameters are cut and the rest are whole."""
 
     def holders(self, rank: int, *, is_whole: bool = False) -> Holders:
-        """Of a plain parameter on this rank; `is_whole`: its model has parameters that are marked as cut, and it is not."""
+        """Return the holders of a plain parameter on this rank; `is_whole`: others of its model are marked as cut, and it is not."""
         along = self.replicated | (self.tensor if is_whole else frozenset())
         ranks = [rank]
         for axis in self.axes:
@@ -177,7 +180,7 @@ class DeclaredMesh:
 
 
 def declare(said: Any) -> DeclaredMesh | None:
-    """From what the user gave: `pp=2,dp=2`, a mapping of names to sizes, or a DeviceMesh; None if that is nothing, or no layout of these ranks."""
+    """Return the mesh that the user declared as `pp=2,dp=2`, a mapping of names to sizes, or a DeviceMesh; None if empty, or not of this world size."""
     if isinstance(said, str):
         said = {name.strip(): int(size) for name, _, size in (word.partition("=") for word in said.split(",") if word)}
     elif hasattr(said, "mesh_dim_names"):
@@ -194,12 +197,12 @@ TENSOR_NAMES = ("tp", "tensor", "model", "tensor_parallel", "model_parallel")
 
 
 def is_marked_cut(parameter: torch.Tensor) -> bool:
-    """Whether it is cut along the tensor-parallel axis: Megatron's layers, and those written after them, say so of each parameter."""
+    """Whether a parameter is marked as cut along the tensor-parallel axis, as Megatron's layers and those modelled on them mark it."""
     return bool(getattr(parameter, "tensor_model_parallel", False))
 
 
 def declared(sizes: Iterable[tuple[str, int]]) -> DeclaredMesh:
-    """From names and sizes, outermost first; a name that ends in `:replicate` or `:split` says it outright."""
+    """Make a mesh from names and sizes, outermost first; a name that ends in `:replicate` or `:split` says whether the axis holds replicas."""
     found: list[tuple[str, int, bool]] = []
     for name, size in sizes:
         plain, _, said = name.partition(":")

@@ -1,12 +1,12 @@
-"""The models of the script: found by us, without the script naming them.
+"""The models of the script, which are found without the script naming them.
 
     DDP(model)          seen when DDP takes its module, so that even the first forward pass is watched
-    anything else       top-level modules with trainable parameters, looked for when an optimizer with unknown ones is met
-    frozen components   top-level modules that do not train, counted once training calls them at every step
+    anything else       top-level modules with trainable parameters, looked for when an optimizer with unknown parameters is met
+    frozen components   top-level modules that do not train, counted once training calls them at several steps in a row
     holter.watch(...)   named by the script
 
-Whether ranks must agree is known tensor by tensor, never guessed (`holter.rank.mesh`): DDP keeps what it does not ignore equal; a DTensor says
-how it is placed; and a gradient that the script itself reduces over all ranks makes its parameter a replica.
+Whether ranks must agree on a tensor is known for each tensor and never guessed (`holter.rank.mesh`): DDP keeps what it does not ignore equal; a
+DTensor says how it is placed; and a gradient that the script itself reduces over all ranks makes its parameter a replica.
 """
 
 import fnmatch
@@ -32,15 +32,15 @@ from holter_kernels import SeenTensors, kinds, see
 
 logger = logging.getLogger("holter")
 FLAT = "FullyShardedDataParallel"
-"""FSDP's first kind: what it trains are flat shards."""
+"""Class name of FSDP's first version, which trains flat shards."""
 REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
 _gradient, _dtype = attrgetter("grad"), attrgetter("dtype")
 _tensor = itemgetter(1)
 MAX_LEFT_OUT = 0.125
-"""Of the parameters that train: what a script leaves out by mistake is little; the cut layers of a hand-made split are many."""
+"""Largest share of the trainable parameters that a script may leave out by mistake; the cut layers of a hand-made split are more."""
 CALLED_STEPS = 3
-"""A component counts when training has called it at this many steps in a row: an average that is evaluated now and then is one rank's own."""
+"""Number of steps in a row at which training must call a component to count it: an average that is evaluated now and then is not compared."""
 
 
 class Model:
@@ -63,44 +63,44 @@ class Model:
         self._ddp = None if ddp is None else weakref.ref(ddp)
         self._inner = weakref.ref(_inner(root) or root)
         self.is_active = False
-        """The thread that we watch has called or optimized it. Another thread's gradients must not even be looked at: autograd
-        writes them without the interpreter's lock."""
+        """Whether the watched thread has called or optimized the model. Gradients of another thread must not even be looked at, because
+        autograd writes them without the interpreter's lock."""
         self.is_trained = True
         """False for a frozen component."""
         self.was_optimized = False
-        """An optimizer holds some of its parameters, or did."""
+        """Whether an optimizer holds, or once held, some of its parameters."""
         self.parameters: list[tuple[str, torch.nn.Parameter]] = []
         self.tensors: list[torch.nn.Parameter] = []
-        """The same without names."""
+        """The parameters without their names."""
         self.buffers: list[tuple[str, torch.Tensor]] = []
         self.holders: dict[int, Holders] = {}
-        """Id of a parameter or buffer -> which ranks hold the same bytes, where that is known."""
+        """Which ranks hold the same bytes of a parameter or buffer, by its id; only those for which that is known."""
         self.replicas: set[int] = set()
         """Ids of the parameters and buffers that must be equal on all ranks."""
         self.whole_shapes: dict[int, torch.Size] = {}
-        """Id of a parameter that shows only this rank's part -> the shape of all of it."""
+        """Whole shape of each parameter that shows only this rank's part, by its id."""
         self.policies: dict[int, str] = {}
-        """Id of a parameter -> dtypes that `fully_shard` casts it to, to compute with and to reduce in."""
+        """Dtypes in which `fully_shard` computes with a parameter and reduces its gradient, by its id; only those that are cast."""
         self.axes: list[MeshAxis] = []
-        """Of the mesh that its parameters lie on."""
+        """Axes of the mesh on which its parameters lie."""
         self.span: tuple[int, ...] = ()
-        """Ranks that hold some part of it; empty: not known."""
+        """Ranks that hold some part of the model; empty if that is not known."""
         self.reduced_by_hand: set[str] = set()
-        """Parameters whose gradients the script itself reduces."""
+        """Names of parameters whose gradients the script itself reduces."""
         self._local_buffers = tuple(local_buffers)
         self._signature: list[Any] = []
         self._tables: list[dict[str, Any]] = []
-        """Where its modules keep their submodules, parameters and buffers."""
+        """The dictionaries in which its modules keep their submodules, parameters and buffers."""
         self._parts: list[Any] = []
         self._kinds: Any = []
         self._buffer_dtypes: list[torch.dtype] = []
         self._is_placed = False
-        """Some parameters are DTensors."""
+        """Whether some parameters are DTensors."""
         self._called = (-1, 0)
         self.refresh()
 
     def _forget(self, _: Any) -> None:
-        # The script let go of its model, perhaps to make room for another: its memory is not ours to hold.
+        # The script freed its model, perhaps to make room for another: we must not hold its memory.
         self.parameters, self.tensors, self.buffers, self._signature, self.replicas = [], [], [], [], set()
         self.holders, self.whole_shapes = {}, {}
         self._tables, self._parts, self._kinds, self._buffer_dtypes = [], [], [], []
@@ -109,17 +109,17 @@ class Model:
 
     @property
     def root(self) -> torch.nn.Module | None:
-        """What the script calls; None once it is gone."""
+        """The module that the script calls; None once it is gone."""
         return self._root()
 
     @property
     def inner(self) -> torch.nn.Module | None:
-        """The script's own module, without its wrapper."""
+        """The script's own module, without its wrapper; None once it is gone."""
         return self._inner() if self._root() is not None else None
 
     @property
     def ddp(self) -> Any:
-        """Its DDP wrapper; None if there is none."""
+        """The model's DDP wrapper; None if there is none."""
         return self._ddp() if self._ddp is not None else None
 
     @property
@@ -128,23 +128,23 @@ class Model:
         return bool(self.replicas)
 
     def is_compared(self, tensor: torch.Tensor, *, with_own: bool = False) -> bool:
-        """Whether other ranks are known to hold the same bytes; with what is this rank's own, whether anything is known."""
+        """Whether it is known which ranks hold the same bytes; tensors that only this rank holds count with `with_own` alone."""
         found = self.holders.get(id(tensor))
         return found is not None and (with_own or found.axis != OWN)
 
     def shared_by_all(self) -> set[int]:
-        """Ids of what all ranks of the job hold, each the whole or a part of it."""
+        """Return the ids of the tensors that all ranks of the job hold, whole or in parts."""
         if len(self.span) < world_size():
             return set(self.replicas)
         return {key for key, found in self.holders.items() if not is_ignored(found.axis)}
 
     def scope_of(self, tensor: torch.Tensor) -> str:
-        """What a tensor is compared over; empty: all ranks, or nothing is known."""
+        """Return the scope over which a tensor is compared; empty for all ranks, or if nothing is known."""
         found = self.holders.get(id(tensor))
         return found.scope if found is not None else ""
 
     def refresh(self) -> bool:
-        """Read the tensors again; True if some came, went, froze, thawed, or changed their dtype."""
+        """Read the tensors again, and return whether some came, went, froze, thawed, or changed their dtype."""
         inner, ddp = self.inner, self.ddp
         if inner is None:
             return False
@@ -177,13 +177,13 @@ class Model:
         )
 
     def learn_reduced(self, name: str, parameter: torch.Tensor) -> None:
-        """The script reduces this parameter's gradient over all ranks."""
+        """Learn that the script reduces this parameter's gradient over all ranks."""
         self.reduced_by_hand.add(name)
         self.replicas.add(id(parameter))
         self.holders[id(parameter)] = EVERYONE
 
     def note_call(self, step: int) -> None:
-        """Training called this component."""
+        """Note that training called this component, which becomes active after enough steps in a row."""
         last, in_a_row = self._called
         if step != last:
             self._called = (step, in_a_row + 1 if step == last + 1 else 1)
@@ -200,7 +200,7 @@ class Model:
         return bool(ddp.require_backward_grad_sync) and not ddp.gradient_as_bucket_view
 
     def _find_holders(self, ddp: Any) -> None:
-        """Who holds the same bytes of each tensor; what is not known stays out."""
+        """Find which ranks hold the same bytes of each tensor; a tensor for which that is not known is left out."""
         layout = _Layout.of(self)
         self.axes, self.span, self.whole_shapes = layout.axes, layout.span, layout.shapes
         self.policies = layout.policies
@@ -217,7 +217,7 @@ class Model:
         self.replicas = {key for key, found in self.holders.items() if not found.axis}
 
     def _learn_from_wrapper(self, ddp: Any) -> None:
-        """DDP keeps what it does not ignore equal in its group; ZeRO's first two stages keep whole weights."""
+        """Learn the replicas from the wrapper: DDP keeps what it does not ignore equal in its group; ZeRO's stages 1 and 2 keep whole weights."""
         engine = self.root if self.wrapper == "DeepSpeedEngine" else None
         if ddp is None and engine is None:
             return
@@ -235,7 +235,7 @@ class Model:
                 self.holders[id(b)] = shared
 
     def _learn_plain(self, ddp: Any) -> None:
-        """Plain parameters that nothing above has spoken of: the user's word, or that a wrapper was told to leave them alone."""
+        """Learn who holds the plain parameters that are left: by the mesh that the user declared, or because nobody reduces them."""
         layout, whole, staged = self._said.get(), self._whole_by_marks(), staged_parameters()
         left_out = self._left_out()
         for name, p in self.parameters:
@@ -254,7 +254,10 @@ class Model:
                 self.holders[id(p)] = Holders(IGNORED, tuple(range(world_size())))
 
     def _left_out(self) -> set[str]:
-        """Trainable parameters that the script does not reduce where it reduces nearly all others by itself, or more of the same module: a layer that is cut keeps its weight."""
+        """Return trainable parameters that a script which reduces gradients itself leaves out, by mistake as it seems.
+
+        It seems so if they are few, or if the script reduces a larger parameter of the same module: of a cut layer, the weight is left out too.
+        """
         if not self.reduced_by_hand:
             return set()
         trained = {name: p.numel() for name, p in self.parameters if p.requires_grad}
@@ -268,12 +271,12 @@ class Model:
         return {name for name in found if trained[name] < reduced.get(name.rpartition(".")[0], 0)}
 
     def _whole_by_marks(self) -> set[int]:
-        """Ids of parameters that are not marked as cut along the tensor-parallel axis, where others are."""
+        """Return the ids of parameters that are not marked as cut along the tensor-parallel axis; empty if none is marked."""
         cut = {id(p) for _, p in self.parameters if mesh.is_marked_cut(p)}
         return {id(p) for _, p in self.parameters} - cut if cut else set()
 
     def unshared(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Parameters that nothing says another rank holds too, whole or in parts."""
+        """Return the parameters of which no other rank is known to hold a copy or a part."""
         if self.wrapper in REDUCING_WRAPPERS or any(
             type(part).__name__ == FLAT for part in (self.root.modules() if self.root is not None else ())
         ):
@@ -285,12 +288,12 @@ class Model:
         ]
 
     def named_parts(self) -> list[tuple[str, torch.nn.Module]]:
-        """Its modules by name."""
+        """Return the model's modules with their names."""
         inner = self.inner
         return list(inner.named_modules()) if inner is not None else []
 
     def names_in_graphs(self) -> Iterator[tuple[int, str]]:
-        """Id of a parameter, as the graph of a forward pass holds it -> its name: where `fully_shard` gathers, that is another tensor."""
+        """Yield the id and name of each parameter as a forward pass's graph holds it; with `fully_shard` that is the gathered tensor."""
         names = {id(p): name for name, p in self.parameters}
         yield from names.items()
         for group in fsdp_groups(self.root):
@@ -305,19 +308,19 @@ class Model:
 
     @property
     def num_replicas(self) -> int:
-        """Ranks that hold a copy or a part, as far as anything says so."""
+        """Number of ranks that are known to hold a copy or a part of the model."""
         return num_replicas(getattr(self.ddp, "process_group", None)) if self.ddp is not None else len(self.span)
 
 
 class SaidMesh:
-    """What the user says of plain parameters; understood when the job's group is there."""
+    """The mesh that the user declares for plain parameters; it is interpreted once the job's process group exists."""
 
     def __init__(self, said: Any = None) -> None:
         self.said = said
         self._found: tuple[int, mesh.DeclaredMesh | None] | None = None
 
     def get(self) -> "mesh.DeclaredMesh | None":
-        """As a layout of the job's ranks; None: nothing was said, or it does not fit them."""
+        """Return the declared mesh; None if nothing was declared, or it does not fit the job's ranks."""
         if self.said and (self._found is None or self._found[0] != world_size()):
             self._found = world_size(), mesh.declare(self.said)
             if self._found[1] is None and world_size() > 1:
@@ -326,7 +329,7 @@ class SaidMesh:
 
 
 class _Layout:
-    """How the parameters of one model lie on a mesh of ranks, as DTensors, flat shards and ZeRO's partitions tell."""
+    """How the parameters of one model lie on a mesh of ranks, according to its DTensors, flat shards and ZeRO partitions."""
 
     def __init__(
         self, meshes: Sequence[Any], fsdp_axes: AbstractSet[str], flat: dict[int, tuple[Holders, Any]]
@@ -338,7 +341,7 @@ class _Layout:
         self.axes: list[MeshAxis] = []
         self._tensor_axes: set[str] = set()
         self._forgotten: dict[int, tuple[Any, list[str]]] = {}
-        """Id of a mesh that was cut out of a larger one -> that one, and its axes along which nothing is reduced."""
+        """For each mesh, by its id, the larger mesh that it was cut out of, and that one's axes along which nothing is reduced."""
         self.policies: dict[int, str] = {}
         if self._whole is not None:
             self.span = tuple(sorted(self._whole.mesh.reshape(-1).tolist()))
@@ -359,14 +362,14 @@ class _Layout:
         }
         layout._forgotten = {id(one): mesh.forgotten_axes(one, _rank()) for one in meshes}
         if any(not set(one.mesh.reshape(-1).tolist()) <= set(layout.span) for one in meshes):
-            # Parts of it lie on meshes of their own, as the stages of a pipeline do: nothing is said of the whole.
+            # Parts of the model lie on separate meshes, as the stages of a pipeline do: nothing is known of the whole.
             layout.span = ()
         if layout.span and meshes:
             layout.learn_axes(placed)
         return layout
 
     def learn_axes(self, placed: Sequence[Any]) -> None:
-        """Which axes carry parts of one result: those that parameters are cut along, and not by `fully_shard`."""
+        """Learn which axes carry parts of one result: those along which parameters are cut, except by `fully_shard`."""
         cut = {
             name
             for p in placed
@@ -379,7 +382,7 @@ class _Layout:
             self.axes.append(MeshAxis(axis.name, axis.size, axis.stride, kind))
 
     def holders(self, p: torch.Tensor) -> Holders | None:
-        """Of one parameter; None: not known."""
+        """Return which ranks hold the same bytes of a parameter; None if that is not known."""
         if id(p) in self._flat:
             return self._flat[id(p)][0]
         if hasattr(p, "ds_id"):
@@ -389,7 +392,7 @@ class _Layout:
         missing = [name for name in self._tensor_axes if name not in known]
         if not missing or not self.span:
             return self._along_forgotten(p, found)
-        # Ranks of a tensor-parallel group compute it from the same inputs, so that each of them holds what it has.
+        # The ranks of a tensor-parallel group compute the parameter from the same inputs, so each of them holds the same bytes.
         mine = found.ranks or self.span if found is not None else (_rank(),)
         ranks = mesh.spread(self._whole, mine, missing)
         axis = "+".join([*([found.axis] if found is not None and found.axis != OWN else []), *sorted(missing)])
@@ -397,7 +400,7 @@ class _Layout:
         return mesh.of_group(axis, ranks, ",".join([*words, *(f"{name}=R" for name in sorted(missing))]))
 
     def _along_forgotten(self, p: Any, found: Holders | None) -> Holders | None:
-        """The same, or what nobody reduces along an axis of the mesh that its own was cut out of."""
+        """Return the same holders, or `ignored` ones if nobody reduces along an axis of the mesh that the parameter's was cut out of."""
         if found is None:
             return None
         whole, axes = self._forgotten.get(id(p.device_mesh)) or (None, [])
@@ -408,13 +411,13 @@ class _Layout:
 
 
 def pipeline_stages() -> list[Any]:
-    """This rank's stages of torch's pipelines."""
+    """Return this rank's stages of torch's pipelines."""
     kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
     return living(kind) if kind is not None else []
 
 
 def staged_parameters() -> set[int]:
-    """Ids of the parameters of this rank's stages: no other stage has them."""
+    """Return the ids of the parameters of this rank's stages, which no other stage has."""
     return {id(p) for stage in pipeline_stages() for p in torch.nn.Module.parameters(stage.submod)}
 
 
@@ -423,7 +426,7 @@ def _has_flat(root: torch.nn.Module) -> bool:
 
 
 def fsdp_groups(root: torch.nn.Module | None) -> Iterator[Any]:
-    """What `fully_shard` gathers and reduces together."""
+    """Yield the groups of parameters that `fully_shard` gathers and reduces together."""
     for module in torch.nn.Module.modules(root) if root is not None else ():
         if mesh.is_fully_sharded(module):
             state: Any = module._get_fsdp_state()  # noqa: SLF001
@@ -432,13 +435,13 @@ def fsdp_groups(root: torch.nn.Module | None) -> Iterator[Any]:
 
 
 def _policy(group: Any) -> str:
-    """In words, empty if nothing is cast."""
+    """Return the dtypes of a group's mixed-precision policy as text; empty if nothing is cast."""
     cast = [getattr(group.mp_policy, name, None) for name in ("param_dtype", "reduce_dtype")]
     return ",".join(str(dtype).removeprefix("torch.") for dtype in cast) if any(cast) else ""
 
 
 def _data_group(engine: Any) -> Any:
-    """The ranks among which a DeepSpeed engine reduces."""
+    """Return the process group in which a DeepSpeed engine reduces gradients."""
     return getattr(engine, "seq_data_parallel_group", None) or getattr(engine, "data_parallel_group", None)
 
 
@@ -447,7 +450,7 @@ def _rank() -> int:
 
 
 class Models:
-    """All models, in the order they were found; frozen components apart, in the order of their names."""
+    """All models in the order in which they were found, and separately the frozen components in the order of their names."""
 
     def __init__(
         self,
@@ -459,16 +462,16 @@ class Models:
         self.declared_frozen = tuple(declared_frozen)
         """Patterns of names that the user's settings declare frozen."""
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()
-        """What the script has logged as an average of its weights."""
+        """Objects that the script has logged as averages of its weights."""
         self._models: list[Model] = []
         self._components: list[Model] = []
         self._local_buffers = local_buffers
         self.has_lost = False
-        """The script let go of one: the lists are put right when somebody goes through them."""
+        """Whether the script has freed a model; the lists are corrected when they are read next."""
         self.on_forget: list[Callable[[], None]] = [self._note_lost]
-        """Called when the script has let go of a model, by those who hold its tensors."""
+        """Functions that are called when the script has freed a model; whoever holds its tensors adds one."""
         self.generation = 0
-        """Grows whenever the list of tensors changed."""
+        """A number that grows whenever the list of tensors changes."""
 
     def __iter__(self) -> Iterator[Model]:
         if self.has_lost:
@@ -476,7 +479,7 @@ class Models:
         return iter(self._models)
 
     def outline(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[int]:
-        """What changes whenever other tensors are watched, or held by these optimizers."""
+        """Return numbers that change whenever the watched tensors change, or those that these optimizers hold."""
         if self.has_lost:
             self._drop_lost()
         found = [self.generation]
@@ -487,21 +490,21 @@ class Models:
         return found
 
     def active(self) -> list[Model]:
-        """Those that the watched thread trains."""
+        """Return the models that the watched thread trains."""
         return [model for model in self if model.is_active]
 
     def components(self) -> list[Model]:
-        """Frozen modules that training calls at every step, in the order of their names."""
+        """Return the frozen components that training calls, in the order of their names."""
         if self.has_lost:
             self._drop_lost()
         return [model for model in self._components if model.is_active]
 
     def all(self) -> list[Model]:
-        """What the census is taken of: trained models, then components."""
+        """Return the models that the census covers: trained models, then components."""
         return [*self, *self.components()]
 
     def _note_lost(self) -> None:
-        # Called in any thread, at any moment: the lists are put right by those who next go through them.
+        # This is called in any thread, at any moment, so the lists are only corrected when they are read next.
         self.has_lost = True
 
     def _drop_lost(self) -> None:
@@ -517,7 +520,7 @@ class Models:
         return any(model.wrapper == FLAT and any(id(p) in ids for _, p in model.parameters) for model in self)
 
     def of(self, module: torch.nn.Module) -> Model | None:
-        """The model whose own module this is."""
+        """Return the model of this module, wrapped or not; None if it is not watched."""
         if self.has_lost:
             self._drop_lost()
         for model in self._models:
@@ -526,7 +529,7 @@ class Models:
         return None
 
     def note_call(self, module: torch.nn.Module, step: int) -> bool:
-        """Training called a frozen component; False if this module is none."""
+        """Note that training called a frozen component; return False if this module is not one."""
         if not self._components:
             return False
         component = next((model for model in self._components if model.root is module), None)
@@ -540,7 +543,7 @@ class Models:
         for model in self:
             if model.root is root or model.inner is root:
                 return None
-        # A model that was found bare and has been wrapped since is the wrapper's from now on.
+        # A model that was found bare and has since been wrapped belongs to its wrapper from now on.
         inner = _inner(root)
         self._models = [model for model in self if model.inner is not inner]
         self._components = [model for model in self._components if model.inner is not inner]
@@ -565,11 +568,11 @@ class Models:
             self.generation += 1
 
     def has_thawed(self) -> bool:
-        """Whether a trained model's parameter froze or thawed since the last refresh."""
+        """Whether a parameter of a trained model froze, thawed or was cast since the last refresh."""
         return any(model.has_thawed() for model in self)
 
     def discover(self) -> list[Model]:
-        """Look through the interpreter's objects for top-level modules that train; a fraction of a second."""
+        """Search all living objects for top-level modules that train, and watch them. It takes a fraction of a second."""
         known = {id(p) for model in self for _, p in model.parameters}
         found = []
         for module in top_level():
@@ -582,7 +585,7 @@ class Models:
         return found
 
     def discover_components(self) -> list[Model]:
-        """Look through the interpreter's objects for top-level modules that do not train."""
+        """Search all living objects for top-level modules that do not train, and follow them as components."""
         known = {id(p) for model in (*self, *self._components) for _, p in model.parameters}
         found = []
         for module in top_level():
@@ -593,7 +596,7 @@ class Models:
         return found
 
     def _prefix(self, root: torch.nn.Module, inner: torch.nn.Module | None) -> str:
-        """The first model's tensors are called as it calls them; the others' begin with their variable."""
+        """Return the prefix of a model's tensor names: none for the first model, for others the name of their variable."""
         if not self._models:
             return ""
         taken = {model.prefix[:-1] for model in (*self._models, *self._components)}
@@ -602,12 +605,12 @@ class Models:
 
 
 def wrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The DDP wrapper that was put around this module before anybody watched; the module itself if there is none."""
+    """Return the DDP wrapper that was put around this module before it was watched; the module itself if there is none."""
     return next((each for each in living(DistributedDataParallel) if _part(each, "module") is module), module)
 
 
 def _part(module: Any, name: str) -> Any:
-    """A submodule by name. Not by getattr, which costs 50 us for a name that is not there."""
+    """Return a submodule by name, None if there is none; getattr would take 50 us for a missing name."""
     parts = getattr(module, "_modules", None)
     return parts[name] if parts is not None and name in parts else None
 
@@ -623,7 +626,7 @@ def _inner(module: Any) -> torch.nn.Module | None:
 
 
 def _ddp(root: Any) -> Any:
-    """The DDP wrapper that the script calls, also below torch.compile's; None if there is none."""
+    """Return the DDP wrapper that the script calls, even inside torch.compile's; None if there is none."""
     if _is_ddp(root):
         return root
     below = _part(root, "_orig_mod")
@@ -631,7 +634,7 @@ def _ddp(root: Any) -> Any:
 
 
 def _is_ddp(module: Any) -> bool:
-    # isinstance() takes a microsecond: its class has a metaclass that is asked, in Python.
+    # isinstance() takes a microsecond, because the class has a metaclass with a check in Python.
     return DistributedDataParallel in type(module).__mro__
 
 
@@ -640,10 +643,10 @@ _values = methodcaller("values")
 
 
 def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: AbstractSet[str]) -> list[Any]:
-    """What is another list as soon as a part of a model came, went, was renamed or replaced: a tenth of the cost of asking for all names."""
+    """Return a list that changes when a part of a model comes, goes, is renamed or replaced; it costs a tenth of asking for all names."""
     outline: list[Any] = [id(ddp), id(getattr(ddp, "process_group", None)), len(reduced_by_hand)]
     if not _DICT.issuperset(map(type, tables)):
-        # TorchScript's: nothing is known of it, and so nothing is ever equal to it.
+        # A part is TorchScript's, whose changes cannot be seen: return a list that is equal to no other.
         return [object()]
     return [
         *outline,
@@ -654,30 +657,30 @@ def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: Abstract
 
 
 def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
-    """Ids of the parameters that these optimizers hold."""
+    """Return the ids of the parameters that these optimizers hold."""
     return set(map(id, chain.from_iterable(group["params"] for each in optimizers for group in each.param_groups)))
 
 
 def gradients_of(parameters: Iterable[torch.Tensor]) -> Sequence[Any]:
-    """The gradient of each, None where there is none. Asked for once: one that nobody holds gets a new Python object each time."""
+    """Return the gradient of each parameter, None where there is none; each is read once, as each read may create a new Python object."""
     owners = parameters if type(parameters) is list else list(parameters)
     seen = see(owners, gradients=True)
     return seen if seen is not None else list(map(_gradient, owners))
 
 
 def applied_to(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The parameters that this optimizer holds."""
+    """Return the parameters that this optimizer holds."""
     groups: list[dict[str, list[Any]]] = optimizer.param_groups
     return groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
 
 
 def has_none(gradients: Sequence[Any]) -> bool:
-    """Whether one of them is missing."""
+    """Whether one of the gradients is missing."""
     return type(gradients) is not SeenTensors and type(None) in map(type, gradients)
 
 
 def gradient_view(models: Sequence[Model]) -> View:
-    """Which gradients the optimizers of these models are given: the rank's own, reduced ones, or shards of those."""
+    """Return which gradients the optimizers of these models get: the rank's own, reduced ones, or shards of reduced ones."""
     for model in models:
         if model.wrapper in REDUCING_WRAPPERS or any(hasattr(p, "placements") for _, p in model.parameters):
             return "sharded"
@@ -685,7 +688,7 @@ def gradient_view(models: Sequence[Model]) -> View:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this rank holds a part of it: a DTensor's shard, FSDP's flat parameter, or ZeRO's."""
+    """Whether this rank may hold only a part of the tensor: a DTensor's shard, or a parameter of FSDP's first version or of ZeRO-3."""
     placements = getattr(tensor, "placements", None)
     if placements:
         return not all(placement.is_replicate() for placement in placements)
@@ -693,7 +696,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Whether several ranks hold different parts of it, and so may find different things in its gradient."""
+    """Whether several ranks hold different parts of the tensor, and so may find different things in its gradient."""
     placements: Any = getattr(tensor, "placements", None)
     if not placements:
         return is_sharded(tensor)
@@ -702,7 +705,7 @@ def is_split(tensor: torch.Tensor) -> bool:
 
 
 def is_partial(tensor: torch.Tensor) -> bool:
-    """Whether this is one addend of a DTensor that nobody has summed yet."""
+    """Whether this is a DTensor's partial value, one of several addends that have not been summed yet."""
     placements: Any = getattr(tensor, "placements", None)
     return bool(placements) and any(placement.is_partial() for placement in placements)
 
@@ -713,7 +716,7 @@ def spans_world(group: Any) -> bool:
 
 
 def num_replicas(group: Any) -> int:
-    """Ranks of a process group."""
+    """Return the number of ranks in a process group (None: the default one); 0 if it cannot be asked."""
     try:
         return int(group.size()) if group is not None else world_size()
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -721,6 +724,6 @@ def num_replicas(group: Any) -> int:
 
 
 def world_size() -> int:
-    """Ranks of the job; 1 without a process group."""
+    """Return the number of ranks of the job; 1 without a process group."""
     is_there = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if is_there else 1
