@@ -1,1 +1,1 @@
-"""Ranks that stand still, do not call what their peers call, or have ended."""
+"""Ranks that do not go on, do not call what their peers call, or are no more."""

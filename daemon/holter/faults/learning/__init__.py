@@ -1,1 +1,1 @@
-"""Steps that change nothing, or the wrong thing."""
+"""Steps that change nothing, or not what they should."""
