@@ -1,20 +1,20 @@
-"""Buffers as they were before the step's first forward pass, which may move them: running means, counters, perhaps to NaN.
+"""Keeps buffers as they were before the step's first forward pass, which may change them: running means, counters, perhaps to NaN.
 
-    forward k begins     copy what may have moved since the last copy
-    forward k … k        moves them
-    restore              puts the copies back, in place; where nothing was copied for this step, refuses unless nothing has moved
+    forward k begins     copy what may have changed since the last copy
+    forward k … k        changes them
+    restore              puts the copies back, in place; if nothing was copied for this step, refuses unless nothing has changed
 
-A small buffer is copied at every step: what native code writes, as batch normalisation does, torch does not count as a change. So are
-running statistics of any size. Another large one, a mask or a table of positions, is copied once, and again only if torch counted a
-change or another tensor stands in its place; if it then differs from its copy after all, `restore` refuses. So a step costs one
-grouped copy of the small ones and the statistics.
+A small buffer is copied at every step, because torch does not count what native code writes, as batch normalisation does, as a change. So are
+running statistics of any size. Any other large buffer, such as a mask or a table of positions, is copied once, and again only if torch counted
+a change or another tensor is in its place; if it differs from its copy although torch counted no change, `restore` refuses. So a step costs one
+grouped copy of the small buffers and the statistics.
 
-DDP gives rank 0's buffers to all before each forward pass: what another rank's own came to is never used. A rank that saves for rank 0 before
-that has happened takes over what rank 0 has published of them (`given`, 2 to 4 us a buffer; nothing of a device, for we would have to wait for it).
+DDP gives rank 0's buffers to all ranks before each forward pass: the values on other ranks are never used. A rank that saves for rank 0 before
+that has happened takes over what rank 0 has published of them (`given`, 2 to 4 us for each buffer; none on a device, for which we would have to wait).
 
-Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
-are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: if it did, `restore` refuses.
-All this under every setting of `action`, for an operator may ask for a halt.
+Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and after memory was short once there
+are none. Of a buffer without a copy (quantised weights, a replay memory) we only know whether torch counted a change: if it did, `restore` refuses.
+All this is done under every setting of `action`, because an operator may ask for a halt.
 """
 
 import weakref
@@ -31,9 +31,9 @@ from holter.rank.readings.fused_pass import fingerprint_of
 from holter.rank.readings.samples import is_plain_moment, local
 
 SMALL_BYTES = 1 << 14
-"""Running statistics of 4096 channels."""
+"""Size up to which a buffer is small: running statistics of 4096 channels."""
 MAX_BYTES = 256 << 20
-"""Of all copies of large ones."""
+"""Size of all copies of large buffers together, at most."""
 
 
 @dataclass
@@ -41,26 +41,26 @@ class _BufferCopy:
     module: "weakref.ref[torch.nn.Module]"
     name: str
     path: str
-    """Its full name."""
+    """Full name of the buffer."""
     is_statistic: bool = False
-    """Of a normalisation, whose native code moves it without torch's counting."""
+    """Whether it belongs to a normalisation, whose native code changes it without torch counting that."""
     is_given: bool = False
-    """Rank 0's is every rank's as soon as DDP is called."""
+    """Whether DDP overwrites it with rank 0's value on every rank as soon as the model is called."""
     copy: torch.Tensor | None = None
     is_fresh: bool = False
-    """The copy is of this step."""
+    """Whether the copy was made for this step."""
     seen: "weakref.ref[torch.Tensor] | None" = None
-    """The tensor that stood there; None: none did. Another may have its place in memory later."""
+    """The tensor that was the buffer when last seen; None if there was none. Another tensor may reuse its memory address later."""
     place: int = 0
     version: int = -1
 
     def now(self) -> torch.Tensor | None:
-        """The buffer that stands there; None: none, or none with memory of its own."""
+        """Return the present buffer; None if there is none, or none with memory of its own."""
         found = self._standing()
         return local(found) if found is not None else None
 
     def see(self) -> tuple[torch.Tensor | None, bool]:
-        """What stands there, and whether it has changed since it was last seen, as far as torch counts changes."""
+        """Return the present buffer (None if there is none), and whether it has changed since it was last seen, as far as torch counts changes."""
         standing = self._standing()
         if standing is None:
             self.seen = None
@@ -72,7 +72,7 @@ class _BufferCopy:
         return found, not is_same
 
     def may_have_moved(self) -> bool:
-        """Whether it may be another than was last seen; where changes are not counted, it may."""
+        """Whether the buffer may have changed since it was last seen; True if its changes are not counted."""
         if self.seen is None or self.module() is None:
             return False
         standing = self._standing()
@@ -81,18 +81,18 @@ class _BufferCopy:
         return not self._is_as_seen(standing, local(standing))
 
     def is_counted(self, found: torch.Tensor) -> bool:
-        """Whether torch's count is to be believed."""
+        """Whether torch's count of changes is reliable for this buffer: not for small ones and statistics."""
         return not self.is_statistic and not _is_small(found)
 
     def has_moved_uncounted(self) -> bool:
-        """Whether it differs from a copy of a step long ago although torch counted no change: nobody knows when it moved."""
+        """Whether the buffer differs from the copy of an earlier step although torch counted no change, so that nobody knows when it changed."""
         standing = self._standing()
         if standing is None or self.copy is None or self.is_fresh or not self._is_as_seen(standing, local(standing)):
             return False
         return self.has_moved()
 
     def has_moved(self) -> bool:
-        """Whether it is not what was copied, or may not be."""
+        """Whether the buffer differs from its copy, or may have changed if there is none."""
         found = self.now()
         if self.copy is None or found is None:
             return self.may_have_moved()
@@ -100,7 +100,7 @@ class _BufferCopy:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Which buffer of which module."""
+        """(id of the module, name of the buffer in it)."""
         return id(self.module()), self.name
 
     def _is_as_seen(self, standing: torch.Tensor, found: torch.Tensor) -> bool:
@@ -115,16 +115,16 @@ class _BufferCopy:
 
 @dataclass(frozen=True)
 class PastBuffer:
-    """One buffer as an earlier step found it."""
+    """One buffer as it was when an earlier step began."""
 
     entry: _BufferCopy
     copy: torch.Tensor | None
-    """None: it rested, or is too large to copy."""
+    """None if it had not changed, or is too large to copy."""
     version: int
 
 
 class MovingBuffers:
-    """Copies of the buffers, as one step's first forward pass found them."""
+    """Copies of the buffers as they were before one step's first forward pass."""
 
     def __init__(self, context: Context, max_bytes: int = MAX_BYTES) -> None:
         self._context = context
@@ -132,15 +132,15 @@ class MovingBuffers:
         self._state: list[int] = []
         self._has_copied = False
         self._max_bytes = max_bytes
-        """0: memory was short once."""
+        """Limit for copies of large buffers; 0 after memory was short once."""
         context.models.on_forget.append(self._forget)
 
     def begin(self) -> None:
-        """Another step begins: the copies are of an earlier one."""
+        """Note that another step begins, so that the copies are those of an earlier one."""
         self._has_copied = False
 
     def keep(self) -> bool:
-        """A step's first forward pass begins, or may begin next; False: nothing can be copied at this moment."""
+        """Copy the buffers, because a step's first forward pass begins or may begin next; return False if nothing can be copied at this moment."""
         if not is_plain_moment():
             return False
         self._has_copied = True
@@ -150,7 +150,7 @@ class MovingBuffers:
         try:
             self._copy()
         except BaseException:
-            # Most likely memory is short: the training needs it more than we do.
+            # Most likely memory is short, and the training needs it more than we do.
             self._max_bytes = 0
             for entry in self._entries:
                 entry.copy = None
@@ -191,14 +191,17 @@ class MovingBuffers:
             entry.copy = found.clone()
 
     def found(self) -> "Iterator[tuple[weakref.ref[torch.nn.Module], str, torch.Tensor, bool]]":
-        """What the forward pass finds, by module and name; True: the buffer itself, which may move. If the moment was not plain, nothing."""
+        """Yield (module, name, tensor, whether it is the buffer itself, which may still change) of the buffers as the forward pass finds them.
+
+        Yield nothing if they could not be copied at that moment.
+        """
         for entry in self._entries if self._has_copied else ():
             tensor = entry.copy if entry.copy is not None else entry.now()
             if tensor is not None:
                 yield entry.module, entry.name, tensor, entry.copy is None
 
     def given(self) -> dict[str, bytes]:
-        """What this rank, if it is the first, gives to all of those that may move; large ones that no normalisation moves rest."""
+        """Return the bytes, by key, of the buffers that rank 0 gives to all; without large ones that no normalisation changes, and none on a device."""
         return {
             key: bytes(found.detach().reshape(-1).view(torch.uint8).numpy())
             for key, found in self._giving()
@@ -206,7 +209,7 @@ class MovingBuffers:
         }
 
     def take_over(self, given: Mapping[str, bytes]) -> bool:
-        """Let the buffers that the first rank gives to all be these; False: of one its value is not among them, and none is changed."""
+        """Overwrite the buffers that rank 0 gives to all with these bytes; return False, with none changed, if one is missing."""
         found = list(self._giving())
         if any(len(given.get(key, b"")) != tensor.nbytes for key, tensor in found):
             return False
@@ -222,9 +225,9 @@ class MovingBuffers:
                 yield f"{number}:{entry.path}", found
 
     def restore(self) -> None:
-        """Put back what the forward pass found; buffers that it replaced get the values of those that stood there.
+        """Put the buffers back as the forward pass found them; a buffer that was replaced by another tensor gets the old values.
 
-        Raises RewindError, with nothing put back, if one that has no copy, or an old one, may have changed.
+        Raises RewindError, with nothing put back, if one that has no copy, or only one of an earlier step, may have changed.
         """
         if not self._has_copied:
             self._check_resting()
@@ -246,7 +249,10 @@ class MovingBuffers:
                     module._buffers[entry.name] = entry.copy.clone()  # noqa: SLF001
 
     def past(self, spare: "list[PastBuffer]") -> "list[PastBuffer]":
-        """What the step's first forward pass finds, copied once more: the next step's copies take the place of this one's. `spare`: memory to use again."""
+        """Return second copies of the buffers as this step's first forward pass finds them, because the next step overwrites the first copies.
+
+        `spare` holds copies whose memory may be used again.
+        """
         room = {each.entry.key: each.copy for each in spare if each.copy is not None}
         kept, targets, sources = [], [], []
         for entry in self._entries if self._has_copied else ():
@@ -264,7 +270,10 @@ class MovingBuffers:
         return kept
 
     def put_past(self, past: "list[PastBuffer]") -> None:
-        """Put back what an earlier step's first forward pass found. Raises RewindError, with nothing put back, if one that was not copied then has changed."""
+        """Put the buffers back as an earlier step's first forward pass found them.
+
+        Raises RewindError, with nothing put back, if one that was not copied then has changed.
+        """
         looked_at = {each.entry.key for each in past}
         for entry in self._find():
             if entry.key not in looked_at:
@@ -283,14 +292,14 @@ class MovingBuffers:
                 module._buffers[each.entry.name] = each.copy.clone()  # noqa: SLF001
 
     def check_whole(self) -> None:
-        """Raises RewindError if there is a buffer that was not looked at."""
+        """Raise RewindError if there is a buffer of which nothing is known."""
         looked_at = {entry.key for entry in self._entries}
         for entry in self._find():
             if entry.key not in looked_at:
                 raise RewindError(f"it is not known what the buffer {entry.path} was when the step began")
 
     def _check_resting(self) -> None:
-        """Nothing was copied for this step. What is still as it was copied for an earlier one needs no putting back."""
+        """Raise RewindError if a buffer may have changed in a step for which nothing was copied; the others need not be put back."""
         self.check_whole()
         for entry in self._entries:
             if entry.has_moved():
@@ -308,13 +317,13 @@ class MovingBuffers:
                         yield _BufferCopy(weakref.ref(part), name, full, is_statistic, _is_given(model, full))
 
     def _forget(self) -> None:
-        """The script let go of a model: its memory is not ours to hold."""
+        """Drop all copies, because the script has let go of a model and its memory must be freed."""
         self._entries, self._state, self._has_copied = [], [], False
 
 
 def _is_given(model: Model, path: str) -> bool:
     ddp = model.ddp
-    # One whose constructor failed has neither.
+    # A DDP object whose constructor failed has neither attribute.
     if not getattr(ddp, "broadcast_buffers", False) or not spans_world(getattr(ddp, "process_group", None)):
         return False
     return path.removeprefix("module.") not in getattr(ddp, "parameters_to_ignore", ())

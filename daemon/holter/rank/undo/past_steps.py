@@ -1,12 +1,12 @@
-"""How the last few steps began, on a device that may be some steps behind: what the host has moved since goes back with a step that was left out.
+"""Remembers how the last few steps began, for a device that may be some steps behind: for a left-out step the host's changes since are undone.
 
-    weights, optimizer state          the device left all steps out from the bad one on: they are as that one found them
-    rates, schedulers, scalers,       moved by the host at every step: copied when a step's first forward pass begins
+    weights, optimizer state          the device left out all steps from the bad one on: they are as they were before it
+    rates, schedulers, scalers,       the host changes these at every step: copied when a step's first forward pass begins
     a framework's counters
     random states, buffers            likewise (`rewind`, `buffers`); buffers in stream order, on their device
 
-One set of copies a step, `KEPT` of them, in turns. Only of jobs whose optimizers take the device's flag (`hold.device_flags`): others are held before the step
-itself.
+Each step has one set of copies, of which the newest `KEPT` are kept. They are made only for jobs whose optimizers obey the device's flag
+(`hold.device_flags`): all others are held before the bad step itself.
 """
 
 import weakref
@@ -32,14 +32,14 @@ from holter.rank.undo.state_parts import (
 )
 
 KEPT = 4
-"""Steps: the one under way, and those that a device may not have come to (`device_flags.RUN_AHEAD`), with one to spare."""
+"""Number of steps that are kept: the present one, those that a device may not have reached (`device_flags.RUN_AHEAD`), and one to spare."""
 SEARCHES = frozenset({1, 2, 8, 64})
-"""At these steps living objects are looked through for schedulers, as whenever an optimizer has come or gone: 80 ms."""
+"""At these copies all living objects are searched for schedulers, which takes 80 ms; also whenever an optimizer has come or gone."""
 
 
 @dataclass
 class PastStep:
-    """How one step began."""
+    """Everything but weights and optimizer state as it was when one step began."""
 
     rewound: Rewound
     attributes: PlainAttributes
@@ -47,16 +47,16 @@ class PastStep:
     images: list[tuple[StatePart, Any]]
     copies: list[torch.Tensor]
     num_states: "list[tuple[weakref.ref[torch.optim.Optimizer], int]]"
-    """By optimizer: of how many parameters it had a state. A fused SGD that leaves its first step out has made momenta that nobody filled."""
+    """(optimizer, number of its parameters that had a state). A fused SGD whose first step is left out has made momenta that were never filled."""
 
     @property
     def step(self) -> int:
-        """Completed steps."""
+        """Number of completed steps."""
         return self.rewound.step
 
 
 class PastSteps:
-    """One rank's; the hooks call `begin`, the guard `need`, and a halt that is decided `restore`."""
+    """One rank's past steps; the hooks call `begin`, the guard calls `need`, and a halt that is decided calls `restore`."""
 
     def __init__(self, context: Context, optimizers: Callable[[], list[torch.optim.Optimizer]]) -> None:
         self._context = context
@@ -69,18 +69,18 @@ class PastSteps:
         context.models.on_forget.append(self.forget)
 
     def begin(self, step: int) -> None:
-        """The first forward pass of this step begins, and it is needed."""
+        """Copy the state before this step's first forward pass; called only if `is_needed`."""
         self._take(step)
 
     def need(self, step: int) -> None:
-        """A device may leave this step out."""
+        """Make sure that the beginning of this step is kept, because a device may leave the step out."""
         self.is_needed = True
         if not any(each.step == step for each in self._kept):
-            # Its forward pass was not seen, or nobody knew then.
+            # Its forward pass was not seen, or we did not know then that it is needed.
             self._take(step)
 
     def forget(self) -> None:
-        """The script let go of a model: its memory is not ours to hold."""
+        """Drop all copies, because the script has let go of a model and its memory must be freed."""
         self._kept = []
 
     def has(self, step: int) -> bool:
@@ -100,7 +100,7 @@ class PastSteps:
         with torch.no_grad():
             copies = [tensor.detach().clone() for tensor in tensors]
             spare = self._kept.pop(0).buffers if len(self._kept) >= KEPT else []
-            # A loss scaler skipped the round that the last one was of: it begins anew.
+            # If a loss scaler skipped a round, the same step begins anew, and its earlier copy is dropped.
             self._kept = [each for each in self._kept if each.step < step]
             self._kept.append(PastStep(rewound, rewind.attributes, rewind.buffers.past(spare), parts, copies, known))
 
@@ -120,7 +120,7 @@ class PastSteps:
         return [part for part in found if part is not None]
 
     def restore(self, step: int) -> Rewound:
-        """Set everything but weights and optimizer state back to the beginning of `step`; after a halt is decided only."""
+        """Set everything but weights and optimizer state back to the beginning of `step`; only called after a halt is decided."""
         found = next((each for each in self._kept if each.step == step), None)
         if found is None:
             steps = ", ".join(str(each.step) for each in self._kept)
@@ -145,13 +145,13 @@ class PastSteps:
         known: Sequence[Any] = [part.owner() for part, _ in past.images]
         optimizers = self._optimizers()
         for each in (*optimizers, *search.schedulers(optimizers), *search.scalers()):
-            # Step 0 is taken before an optimizer has made a step.
+            # Step 0 is copied before any optimizer has made a step.
             if not any(each is other for other in known):
                 raise RewindError(f"it is not known how {type(each).__name__} was when step {past.step} began")
 
 
 def _shorten(optimizer: torch.optim.Optimizer | None, number: int) -> None:
-    """Take away the states that were made since: they come last."""
+    """Remove all but the first `number` states: those that were made since come last."""
     if optimizer is not None:
         for key in list(optimizer.state)[number:]:
             del optimizer.state[key]

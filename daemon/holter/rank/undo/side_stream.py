@@ -1,17 +1,17 @@
-"""Work of ours on a device, beside the training's: restoring, saving and reading back a state, and the copies of snapshots.
+"""Does our work on a device beside the training's: restoring, saving and reading back a state, and the copies of snapshots.
 
-    held      training   … backward of the step ──▶│                    │◀── whatever comes, if the run goes on
+    held      training   … backward of the step ──▶│                    │◀── the next work, if the run goes on
               side                                 └▶ restore save read ─┘
-    rescue    training   … a collective that hangs                            nothing of ours is queued behind it
-              side       restore save read                                    nor waits for it
+    rescue    training   … a collective that hangs                            none of our work is queued behind it
+              side       restore save read                                    or waits for it
 
-A copy to the host waits for all that its stream was given before: on the stream that hangs, as long as the hang. And what is written beside a stream
-that still has work is overwritten by that work. So a whole save is done inside `beside_training`, by every keeper: the current stream of the thread is
-ours meanwhile, which `.cpu()`, torch.save and the frameworks' own functions use.
+A copy to the host waits for all work that its stream was given before: on a stream that hangs, as long as the hang. And what is written beside a stream
+that still has work may be overwritten by that work. So a whole save is done inside `beside_training`, whichever framework writes it: meanwhile the thread's
+current stream, which `.cpu()`, torch.save and the frameworks' own functions use, is ours.
 
-The stream is of our own making and not of torch's pool, which NCCL takes its own from: one of those may be the very stream that hangs.
+We make the stream ourselves and take none of torch's pool, from which NCCL takes its own: one of those may be the very stream that hangs.
 
-A held step waits for what is queued for `PATIENCE_S` at most: a device that has not come to the end by then hangs, whatever its host thinks.
+A held step waits for queued work for `PATIENCE_S` at most: a device that has not finished by then hangs, whatever its host thinks.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ POLL_S = 0.002
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
-    """The devices with streams on which these lie."""
+    """Return the devices on which these tensors lie, without those that have no streams."""
     return sorted({each.device for each in tensors if has_streams(each.device)}, key=str)
 
 
 @contextlib.contextmanager
 def beside_training(devices: Iterable[torch.device], *, is_hung: bool) -> Iterator[None]:
-    """Have this thread use streams of our own; a second one inside changes nothing.
+    """Have this thread use streams of our own; nested use changes nothing.
 
-    `is_hung`: the training's streams may never come to an end, and are neither waited for nor given anything to wait for. Raises SaveError if one that
-    should come to an end does not. On leaving, all that was done here is done.
+    `is_hung`: the training's streams may never finish, so we neither wait for them nor make them wait. Otherwise raises SaveError if one does not
+    finish in time. On leaving, waits until the work done here is finished.
     """
     pairs = []
     with contextlib.ExitStack() as inside:
@@ -65,7 +65,7 @@ def beside_training(devices: Iterable[torch.device], *, is_hung: bool) -> Iterat
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float, *, poll_s: float = POLL_S) -> bool:
-    """Whether it became so in time. Nothing of the device's is called but what the caller asks, so that other threads go on."""
+    """Wait until the condition is true; return False after so many seconds. Only the condition itself may call the device, so that other threads go on."""
     until_s = clock.monotonic_s() + seconds
     while not is_true():
         if clock.monotonic_s() > until_s:
