@@ -1,24 +1,24 @@
-"""How the step began: random states and buffers, kept so that a halt can save the state from before a step it does not apply.
+"""Keeps random states and buffers as the step began, so that a halt can save the state from before a step that it does not apply.
 
-By the time a fault is seen the step has drawn random numbers for its batch and its dropout, and moved normalisation buffers. The
-moment that a resumed run starts from is the one in which the loop asked for the step's first batch:
+By the time a fault is seen the step has drawn random numbers for its batch and its dropout, and changed normalisation buffers. A resumed run
+starts from the moment at which the loop asked for the step's first batch:
 
     step k - 1 closed   evaluation …   iter(loader)   next   transfer   forward …
     candidate                          candidate      candidate         chosen: the first time that a loader of the step was asked
                                        (before it draws its seed)       also kept: random states as of here
 
 Which loaders the step reads is known at the first forward pass: the one that was asked last, and those that training is known to read.
-Until then the latest candidate stands. Without a loader it is the end of the step before.
+Until then the first time that a loader known to feed the training was asked counts, or else the end of the step before.
 
 If a forward pass is not seen (torch.compile may fold our hooks away, a script may call a part of its model), buffers are copied at the
-candidates of the next steps. A step of which nothing was copied is not restored as if nothing had moved.
+candidates of the next steps. If nothing was copied for a step, restoring it does not pretend that nothing had changed.
 
-Whatever is known is published on the page at each change, so that the sidecar can write it down for a rank that is dead. Costs, of a
-quiet 3 GHz core: 15 us to take the states, 5 us to publish them, three times a step; for buffers see `buffers`.
+Whatever is known is published on the page at each change, so that the sidecar can save it for a rank that is dead. This costs, on a quiet
+3 GHz core, 15 us to take the states and 5 us to publish them, three times a step; for buffers see `buffers`.
 
 What the script has its framework save with the state (`accelerator.register_for_checkpointing(progress)`: counts of batches, positions,
-running means) is kept as the step began too: saved after a step that a halt undoes, it would be ahead of the weights. Only plain values are kept,
-by looking at attributes. `state_dict` is the script's own code, which may call a collective, and is left to the save.
+running means) is also kept as the step began: saved after a step that a halt undoes, it would be ahead of the weights. Only plain values are
+kept, by reading attributes. `state_dict` is the script's own code, which may call a collective, and is left to the save.
 """
 
 import array
@@ -49,36 +49,36 @@ try:
 except ImportError:
     # There was no compiler.
     def _kept(address: int, num_bytes: int, last: bytes) -> bytes:
-        """The bytes at an address; the very object that was given if they are the same."""
+        """Return the bytes at an address; the object `last` itself if they are the same."""
         found = ctypes.string_at(address, num_bytes)
         return last if found == last else found
 
 
 MAX_ENTRIES = 64
-"""Of a container that is kept."""
+"""Number of entries up to which a container is kept."""
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 _CONTAINERS = _MAPPINGS | {list, tuple, set, frozenset, deque}
 
 PlainAttributes = Mapping[int, dict[str, Any]]
-"""By the id of an object: its plain attributes."""
+"""Id of an object -> its attributes with plain values, by name."""
 _PYTHON_BYTES = 624 * 4 + 4
-"""CPython's twister: the place in its words, and its words."""
+"""Size of CPython's Mersenne twister: the position in its words, then its words."""
 _IS_CPYTHON = sys.implementation.name == "cpython"
 _LEGACY = "MT19937"
 _LEGACY_BYTES = 624 * 4 + 4
-"""numpy's twister: its words, and the place in them."""
+"""Size of numpy's Mersenne twister: its words, then the position in them."""
 
 
 class Python(NamedTuple):
-    """The generator behind `random.random` and its like, without the gauss that it keeps for the next call."""
+    """State of the generator behind `random.random` and the like, without the Gaussian number that it keeps for the next call."""
 
     version: int
     words: bytes
 
 
 class Numpy(msgspec.Struct, frozen=True, array_like=True):
-    """The legacy generator behind `numpy.random.rand` and its like."""
+    """State of the legacy generator behind `numpy.random.rand` and the like."""
 
     words: bytes
     place: int
@@ -87,32 +87,35 @@ class Numpy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RandomStates(msgspec.Struct, frozen=True):
-    """Of torch's, Python's, numpy's and the accelerator's generators at one moment, in a form that travels; the properties are what torch, Python and numpy take back."""
+    """States of torch's, Python's, numpy's and the accelerator's generators at one moment, in a form that can be sent.
+
+    The properties have the forms that torch, Python and numpy take back.
+    """
 
     torch_words: bytes
     python_version: int
     python_words: bytes
     python_gauss: float | None
     numpy: Numpy | None
-    """None: the script put another bit generator in its place."""
+    """None if the script has replaced numpy's legacy bit generator by another."""
     device_type: str
-    """Of the accelerator; nothing where there is none."""
+    """Type of the accelerator; empty if there is none."""
     device_words: list[bytes]
-    """One of each of its devices."""
+    """One state for each device of the accelerator."""
 
     @property
     def torch_state(self) -> torch.Tensor:
-        """For `torch.set_rng_state`."""
+        """The argument for `torch.set_rng_state`."""
         return _tensor(self.torch_words)
 
     @property
     def python_state(self) -> tuple[int, tuple[int, ...], float | None]:
-        """For `random.setstate`."""
+        """The argument for `random.setstate`."""
         return self.python_version, tuple(array.array("I", self.python_words)), self.python_gauss
 
     @property
     def numpy_state(self) -> tuple[str, np.ndarray, int, int, float] | None:
-        """For `numpy.random.set_state`."""
+        """The argument for `numpy.random.set_state`; None if the script uses another bit generator."""
         kept = self.numpy
         if kept is None:
             return None
@@ -120,7 +123,7 @@ class RandomStates(msgspec.Struct, frozen=True):
 
     @property
     def device_states(self) -> list[torch.Tensor]:
-        """For `torch.cuda.set_rng_state_all` and its likes."""
+        """The argument for `torch.cuda.set_rng_state_all` and the like."""
         return [_tensor(words) for words in self.device_words]
 
     def restore(self) -> None:
@@ -134,7 +137,7 @@ class RandomStates(msgspec.Struct, frozen=True):
 
 
 class Generators:
-    """Takes the states, again and again: draws nothing and waits for nothing, for a device's generator is counted on the host."""
+    """Reads the generators' states repeatedly; draws no numbers and never waits, because a device's generator is counted on the host."""
 
     def __init__(self) -> None:
         self._numpy: Numpy | None = None
@@ -145,7 +148,10 @@ class Generators:
         self._last: RandomStates | None = None
 
     def take(self, state: torch.Tensor | None = None) -> RandomStates:
-        """As they are now; the very object that was given last if they are the same. `state` is that of torch's own, if somebody has just asked for it."""
+        """Return the present states; the object of the last call itself if they are the same.
+
+        `state` is that of torch's own generator, if the caller has just read it.
+        """
         python, numpy, last = self._take_python(), self._take_numpy(), self._last
         state = torch.default_generator.get_state() if state is None else state
         torch_words = _kept(state.data_ptr(), state.numel(), last.torch_words if last is not None else b"")
@@ -173,21 +179,26 @@ class Generators:
         return last
 
     def _take_python(self) -> Python:
-        """Asking Python makes 625 integers, 30 us; looking whether its words are still the same takes 1 us, where they lie as CPython has them."""
+        """Return the state of Python's generator.
+
+        `getstate` makes 625 integers, which takes 30 us; comparing its words in memory with the last ones takes 1 us, but works only if they
+        are laid out as in CPython.
+        """
         twister: Any = random._inst  # noqa: SLF001
         raw = _kept(id(twister) + object.__basicsize__, _PYTHON_BYTES, self._python_raw) if _IS_CPYTHON else b""
         if self._python is None or raw is not self._python_raw or not self._is_python_raw:
             version, state, _ = random.getstate()
             words = array.array("I", state).tobytes()
             self._python, self._python_raw = Python(version, words), raw
-            # The place in the words, then the words.
+            # In memory the position comes before the words, in `getstate` after them.
             self._is_python_raw = raw == words[-4:] + words[:-4]
         return self._python
 
     def _take_numpy(self) -> Numpy | None:
-        """Asking numpy takes 60 us, looking whether its words are still the same 1 us.
+        """Return the state of numpy's legacy generator; None if another bit generator is in use.
 
-        A gauss that is kept for the next call would be used up without touching the words: then numpy is asked.
+        `get_state` takes 60 us, comparing its words in memory with the last ones 1 us. If numpy keeps a Gaussian number for the next call,
+        using that up does not change the words, so `get_state` is called.
         """
         bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs forget it
         if type(bits).__name__ != _LEGACY:
@@ -209,17 +220,17 @@ def _tensor(words: bytes) -> torch.Tensor:
 
 
 class RegisteredObjects:
-    """Takes and puts back the plain attributes of registered objects; a framework says which objects there are. About 0.3 us an attribute."""
+    """Copies and puts back the plain attributes of registered objects, in about 0.3 us for each; `find` is set to a framework's function that lists the objects."""
 
     def __init__(self) -> None:
         self.find: Callable[[], Iterable[Any]] | None = None
 
     def take(self) -> PlainAttributes:
-        """As they are now."""
+        """Return copies of the present attributes."""
         return {} if self.find is None else {id(each): _plain(each) for each in self.find()}
 
     def put(self, attributes: PlainAttributes) -> None:
-        """Put them back as they were; what has come since stays."""
+        """Put attributes back as they were; attributes that were added since stay."""
         for each in () if self.find is None else self.find():
             _attributes(each).update(attributes.get(id(each), {}))
 
@@ -230,7 +241,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _plain(thing: Any) -> dict[str, Any]:
-    # A list: another thread of the script may add to it.
+    # A list is made first, because another thread of the script may add attributes.
     found = list(_attributes(thing).items())
     return {name: copy.copy(value) for name, value in found if _is_plain(value)}
 
@@ -246,28 +257,28 @@ def _is_plain(value: Any) -> bool:
 
 
 class Rewound(RandomStates, frozen=True):
-    """Random states at the beginning of a step; `at_forward` those that its first forward pass found."""
+    """Random states at the beginning of a step; `at_forward` has those at its first forward pass."""
 
     step: int
     forward: RandomStates | None
     num_skipped: int = 0
-    """Rounds of this step that a loss scaler had skipped by then."""
+    """Number of rounds of this step that a loss scaler had skipped by then."""
     given: dict[str, bytes] = msgspec.field(default_factory=dict)
-    """Of the first rank: the buffers that DDP gives to all, as the step before left them (`MovingBuffers.given`)."""
+    """Rank 0 only: the buffers that DDP gives to all, as the step before left them (`MovingBuffers.given`)."""
 
     @property
     def at_forward(self) -> RandomStates:
-        """The same as at the beginning where no forward pass has begun, and where nothing was drawn before it."""
+        """The states at the first forward pass; those at the beginning if no forward pass has begun or nothing was drawn before it."""
         return self.forward or self
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Rewound).decode
-"""What `encode` made; msgspec.MsgspecError if it is none."""
+"""Decodes what `encode` made; raises msgspec.MsgspecError for anything else."""
 
 
 class Rewind:
-    """Knows how the step under way began; the hooks say what happens, a halt restores. One for a rank."""
+    """Knows how the present step began; the hooks call it at each event, and a halt calls `restore`. There is one for each rank."""
 
     def __init__(self, context: Context) -> None:
         self._page = context.writer.page
@@ -275,40 +286,40 @@ class Rewind:
         self.buffers = MovingBuffers(context)
         self.registered = RegisteredObjects()
         self.past: PastSteps | None = None
-        """How earlier steps began, where a device may be behind."""
+        """How earlier steps began; None if no device can be behind the host."""
         self._step = 0
         self._beginning: RandomStates | None = None
         self._forward: RandomStates | None = None
         self._asked: dict[int, RandomStates] = {}
-        """By number of the loader: when it was first asked since the step before closed, in that order."""
+        """Number of a loader -> states when it was first asked since the step before closed, in the order of asking."""
         self._attributes_by_loader: dict[int, PlainAttributes] = {}
-        """By number of the loader: the attributes of registered objects at that moment."""
+        """Number of a loader -> attributes of registered objects at that moment."""
         self._attributes: PlainAttributes = {}
-        """The one that was chosen."""
+        """Attributes of registered objects at the moment that was chosen as the step's beginning."""
         self._ended: set[int] = set()
-        """Of these, those whose pass is over: a new one is asked anew."""
+        """Numbers of the asked loaders whose pass is over, so that a new pass counts as asked for the first time."""
         self._training_loaders: set[int] = set()
-        """Of these, those that training is known to read."""
+        """Numbers of the asked loaders that training is known to read."""
         self._last_asked = -1
         self._is_blind = True
-        """The last forward pass was not seen, or not as it should be: the next one may not be seen either."""
+        """Whether the last forward pass was not seen, or its buffers not copied, so that the next one may not be seen either."""
         self._log = context.log
         self._given: dict[str, bytes] = {}
-        """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
+        """Buffers that DDP will give to all, as the step before left them; empty on all ranks but the first."""
         self._is_giving = context.writer.rank == 0 and context.world_size > 1
         self._has_said = False
         self._shown: tuple[Any, ...] = ()
-        """What the page says."""
+        """What was last published on the page."""
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:
-        """`step` optimizer steps are completed: the next one begins, as far as anybody knows. If late, it has already started, unseen."""
+        """Note that `step` optimizer steps are completed and the next step begins; if `is_late`, it has already begun without being seen."""
         if step == self._step and self._forward is not None:
-            # Its forward pass has begun already.
+            # The step's forward pass has begun already.
             return
         self._begin(step, is_late=is_late)
 
     def begin_anew(self) -> None:
-        """A loss scaler has skipped the step: what comes next is its beginning."""
+        """Note that a loss scaler has skipped the step, which therefore begins anew."""
         self._begin(self._step)
 
     def _begin(self, step: int, *, is_late: bool = False) -> None:
@@ -327,12 +338,12 @@ class Rewind:
             self.buffers.keep()
 
     def asking(self, loader: int, *, is_beginning: bool, is_training: bool) -> None:
-        """The loop is about to get an iterator of this loader, or its next batch."""
+        """Note that the loop is about to get an iterator of this loader (`is_beginning`), or its next batch."""
         self._last_asked = loader
         if self._forward is not None or (loader in self._asked and not (is_beginning and loader in self._ended)):
             return
         self._ended.discard(loader)
-        # At the end of the order, if it was there before.
+        # A loader that was asked before moves to the end of the order.
         self._asked.pop(loader, None)
         self._attributes_by_loader.pop(loader, None)
         self._asked[loader] = self._generators.take()
@@ -343,20 +354,23 @@ class Rewind:
             self._publish()
 
     def ended(self, loader: int) -> None:
-        """A pass over this loader is over. A loader that is read ahead may still give the batch that was asked for."""
+        """Note that a pass over this loader is over; if the script reads ahead, a batch of it may still be used."""
         self._ended.add(loader)
 
     def forward_begins(self, step: int, state: torch.Tensor | None = None) -> bool:
-        """A model is called in training; the first time in a step, which is True here, decides when the step began. `state` is torch's random state, if it was just asked for."""
+        """Note that a model is called in training; return True if it is the step's first call, which decides when the step began.
+
+        `state` is torch's random state, if the caller has just read it.
+        """
         if step != self._step:
-            # Several optimizers: the step before is not closed yet, and this call is the next one's.
+            # With several optimizers the step before may not be closed yet, while this call belongs to the next step.
             self.step_closed(step)
         if self._forward is not None:
             return False
         self._forward = self._generators.take(state)
         self._training_loaders.add(self._last_asked)
         self._beginning = (self._candidate() if self._asked else self._beginning) or self._forward
-        # Without a loader nobody knows what was counted for the step before: most scripts count when it is over.
+        # Without a loader we cannot tell what was counted for the step before, but most scripts count at the end of a step.
         if self._asked:
             self._attributes = self._chosen_attributes()
         elif self.registered.find is not None:
@@ -367,7 +381,7 @@ class Rewind:
 
     @property
     def has_forward(self) -> bool:
-        """Whether a model was called in training since the step before: then DDP has made its buffers those of the first rank."""
+        """Whether a model was called in training since the step before, so that DDP has overwritten its buffers with rank 0's."""
         return self._forward is not None
 
     @property
@@ -376,11 +390,11 @@ class Rewind:
         return frozenset(loader for loader in self._asked if loader in self._training_loaders)
 
     def backward_begins(self) -> None:
-        """Of this step, after the one before was closed."""
+        """Note that a backward pass of this step begins; called after the step before was closed."""
         self._is_blind |= self._forward is None
 
     def known(self) -> Rewound | None:
-        """How the step that is under way began; None: nothing was seen of it."""
+        """Return how the present step began; None if its beginning was not seen."""
         return self._rewound(*self._found())
 
     @staticmethod
@@ -403,7 +417,7 @@ class Rewind:
         )
 
     def _found(self) -> tuple[RandomStates | None, RandomStates | None, int, int]:
-        """The states at the beginning and, if they were others, at the first forward pass; the step, and its rounds that were skipped."""
+        """Return the states at the beginning, those at the first forward pass if they differ, the step, and the number of its skipped rounds."""
         beginning = self._candidate() if self._forward is None else self._beginning
         num_skipped = self._log.now.passes.num_skipped_rounds if self._step == self._log.step else 0
         return beginning, self._forward if self._forward is not beginning else None, self._step, num_skipped
@@ -427,16 +441,16 @@ class Rewind:
 
     @property
     def step(self) -> int:
-        """The step that is under way."""
+        """The present step."""
         return self._step
 
     @property
     def attributes(self) -> PlainAttributes:
-        """Of registered objects, as the step began."""
+        """Attributes of registered objects as the step began."""
         return self._attributes if self._forward is not None else self._chosen_attributes()
 
     def restore(self, step: int) -> Rewound:
-        """Set random states and buffers of this process back to the beginning of `step`; after a halt is decided only."""
+        """Set random states and buffers of this process back to the beginning of `step`; only called after a halt is decided."""
         known = self.known()
         if step < self._step and self.past is not None and self.past.has(step):
             return self.past.restore(step)
@@ -461,7 +475,7 @@ class Rewind:
         if is_giving:
             if self._page.publish_rewind(known.step, encode(msgspec.structs.replace(known, given=self._given))):
                 return
-            # There is more of it than the page takes, at the next step too.
+            # It is too large for the page, and will be at the next step too.
             self._given, self._is_giving = {}, False
         if not self._page.publish_rewind(known.step, encode(known)) and not self._has_said:
             self._has_said = True

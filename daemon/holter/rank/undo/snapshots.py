@@ -1,15 +1,15 @@
-"""Copies of the training state in memory: a poisoned, torn or hung run goes back to a step of seconds ago.
+"""Keeps copies of the training state in memory, so that a poisoned, torn or hung run can go back to a step of seconds ago.
 
-    forward k begins    the state of k completed steps: buffers and random states are known as of here, weights rest until the optimizer's step
+    forward k begins    the state of k completed steps: buffers and random states are known as of here, weights do not change before the optimizer's step
     forward, backward   weights and optimizer state are copied meanwhile
-    optimizer's step    waits until they are; the newest two copies are kept, the older one's memory takes the next
+    optimizer's step    waits until they are copied; the newest two copies are kept, the memory of the older one is used for the next
 
-Which steps are copied depends on their numbers only, so that ranks agree. With `max_bytes` for two copies too little there is one; with
-less there is none, which is said. Frozen parameters rest: they are copied only once they have moved.
+Which steps are copied depends on their numbers only, so that ranks agree. If `max_bytes` does not suffice for two copies, there is one; if
+not for one, there is none, and the log says so. Frozen parameters are not copied unless they have changed.
 
-The user asked for the copies: they count neither as overhead nor to its budget. Approximately, on two shared virtual cores:
-100 MB (AdamW, 8 M parameters) take 1 ms before the forward pass and 20 ms beside it (5 GB/s); 10 MB 0.5 and 5 ms; the step finds
-them done, but a pass that keeps all cores busy takes longer by about as much. Once, 80 ms to look for schedulers.
+The user asked for the copies, so they count neither as overhead nor towards its budget. Approximate times on two shared virtual cores:
+100 MB (AdamW, 8 M parameters) take 1 ms before the forward pass and 20 ms beside it (5 GB/s), 10 MB take 0.5 and 5 ms. The optimizer's step
+finds them done, but a pass that keeps all cores busy takes longer by about as much. Searching for schedulers takes 80 ms, once.
 
 Copies are made beside the training, by a thread, or on a stream of their own.
 
@@ -43,16 +43,16 @@ NUM_COPIES = 2
 SLAB_BYTES = 1 << 20
 ALIGNMENT = 64
 COPIED_S = 10.0
-"""So long a halt waits for a copy that is under way on a device."""
+"""Seconds that a halt waits for a copy that is under way on a device."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def room_for(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Host memory for a copy of each, laid out like it: for what lies on a device, cut from a few pinned slabs.
+    """Allocate host memory for a copy of each tensor, with the same layout; for tensors on a device it is cut from a few pinned slabs.
 
-    torch rounds each pinned allocation up to a power of two, which may double it. Slabs are powers of two themselves, as large as the largest tensor needs:
-    they are filled from the largest tensor to the smallest, and the last one is cut short.
+    torch rounds each pinned allocation up to a power of two, which may double it. So the slabs are powers of two, as large as the largest tensor
+    needs; they are filled from the largest tensor to the smallest, and each is cut to what is used of it.
     """
     large = [index for index, source in enumerate(sources) if can_pin(source.device.type) and source.nbytes]
     large.sort(key=lambda index: -sources[index].nbytes)
@@ -83,16 +83,16 @@ def _power_of_two(number: int) -> int:
 
 
 def fits(room: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy may go there."""
+    """Whether this memory can take a copy of the tensor: shape, dtype and strides are equal, and it is pinned if that is possible."""
     return (room.shape, room.dtype, room.stride()) == (source.shape, source.dtype, source.stride()) and (
         room.is_pinned() or not can_pin(source.device.type)
     )
 
 
 class BackgroundCopy:
-    """One set of copies under way; pairs are of a target and its source.
+    """One set of copies that are being made; each pair is (target, source).
 
-    The thread is no daemon: one that is caught in native code by the interpreter's end would abort the process.
+    The thread is not a daemon: a daemon thread that is in native code at the interpreter's end would abort the process.
     """
 
     def __init__(self, still: Sequence[Pair], moving: Sequence[Pair]) -> None:
@@ -105,7 +105,7 @@ class BackgroundCopy:
         self._ended_s = 0.0
 
     def start(self) -> None:
-        """Copy what moves at once and begin with the rest, which may not change before `settle`."""
+        """Copy the moving tensors at once and begin to copy the others, which must not change before `settle`."""
         _copy(self._moving)
         for device in {source.device for _, source in (*self._moving, *self._there)} - {torch.device("cpu")}:
             side = side_stream(device, "snapshots")
@@ -121,11 +121,11 @@ class BackgroundCopy:
         try:
             _copy(self._here)
             self._ended_s = clock.monotonic_s()
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
+        except Exception as error:  # noqa: BLE001  `settle` raises it
             self._error = error
 
     def settle(self) -> None:
-        """The sources are about to change: wait for the thread, and have the device wait. Raises what the copying raised."""
+        """Wait for the thread, and have the device wait, because the sources are about to change. Raises what the copying raised."""
         self._thread.join()
         for device, event in self._events:
             wait_for(event, device)
@@ -134,11 +134,11 @@ class BackgroundCopy:
         self._here, self._moving = [], []
 
     def ended_s(self) -> float:
-        """When it was over, by the monotonic clock; of a device, when that was seen."""
+        """Return when the copying ended, by the monotonic clock; with a device, the present time, since it was just seen to be over."""
         return self._ended_s if not self._events else clock.monotonic_s()
 
     def is_done(self) -> bool:
-        """Whether all of it is there."""
+        """Whether everything has been copied."""
         if (
             self._thread.is_alive()
             or self._error is not None
@@ -160,23 +160,23 @@ class Snapshot:
     """One copy of the whole training state."""
 
     step: int
-    """Completed steps in it."""
+    """Number of completed steps in it."""
     rewound: Rewound
     images: list[tuple[StatePart, Any]]
-    """Without their living states."""
+    """(part without its living state, image of that state)."""
     copies: list[torch.Tensor]
     under_way: BackgroundCopy
     resting: list[tuple[torch.Tensor, int]]
-    """What may not change while it is copied, with the number of its changes so far."""
+    """(tensor, torch's count of its changes) of each tensor that must not change while it is copied."""
     frozen: list[RestingParameter]
-    """What is not copied, because it does not change; likewise."""
+    """(parameter, torch's count of its changes) of each parameter that is not copied because it does not change."""
     began_s: float
     num_lost: int
     is_told: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """Host memory that it takes."""
+        """Bytes of host memory that it takes."""
         return sum(copy.nbytes for copy in self.copies)
 
 
@@ -190,19 +190,19 @@ class Snapshots:
         self._gatherer = StateGatherer(context.models, context.frameworks, optimizers)
         self._every, self._max_bytes = every, max_bytes
         self._whole: list[Snapshot] = []
-        """Oldest first."""
+        """Finished snapshots, oldest first."""
         self._open: Snapshot | None = None
         self._do_weights_move = False
-        """Weights were seen to change during a forward pass: all is copied before it."""
+        """Whether weights were seen to change before the optimizer's step, so that all is now copied before the forward pass."""
         self._is_off = False
         self._has_said = self._has_missed = False
         self._last_forward = 0
-        """The last step to be copied whose forward pass was seen."""
+        """The last step that was due for a copy and whose forward pass was seen."""
         self._num_lost = 0
         context.models.on_forget.append(self.forget)
 
     def begin(self, step: int) -> None:
-        """The first forward pass of this step begins."""
+        """Begin a snapshot if this step is due, before its first forward pass."""
         if not self._is_due(step):
             return
         self._last_forward = step
@@ -217,7 +217,7 @@ class Snapshots:
         return step > 0 and step % self._every == 0 and not self._is_off
 
     def settle(self) -> None:
-        """Weights are about to change: what is being copied of them has to be there."""
+        """Finish the snapshot that is being made, because weights are about to change; report those whose copies are done."""
         log = self._context.log
         if self._is_due(log.step) and self._last_forward != log.step and log.micro_step and not self._has_missed:
             self._has_missed = True
@@ -234,9 +234,9 @@ class Snapshots:
                 self._tell(snapshot)
 
     def restore(self, step: int, *, is_hung: bool = False) -> Rewound:
-        """Put the state of `step` completed steps back into the living objects; after a halt is decided only.
+        """Put the state of `step` completed steps back into the living objects; only called after a halt is decided.
 
-        On a device: after all that is queued there, which would move it again; if the training's stream hangs, beside it.
+        On a device this happens after all queued work, which would otherwise overwrite it; if the training's stream hangs, beside that stream.
         """
         opened = self._open
         if opened is not None and opened.step == step:
@@ -254,13 +254,13 @@ class Snapshots:
         return found.rewound
 
     def forget(self) -> None:
-        """The script let go of a model, in any thread and at any moment: its memory is not ours to hold."""
+        """Drop all snapshots, because the script has let go of a model and its memory must be freed; may be called in any thread at any moment."""
         self._num_lost += 1
         self._open, self._whole = None, []
 
     @contextlib.contextmanager
     def _unharmed(self) -> Iterator[None]:
-        """A failure ends the snapshots, not the training. The time does not count as overhead."""
+        """Let a failure end the snapshots and not the training, and do not count the time as overhead."""
         began_s = clock.monotonic_s()
         try:
             yield
@@ -300,7 +300,7 @@ class Snapshots:
         return Snapshot(step, rewound, shown, room, under_way, resting, frozen, began_s, num_lost)
 
     def _room(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Host memory for one copy: that of the oldest, where as many are kept as may be; None: not even one may be."""
+        """Return host memory for one copy, that of the oldest copy if the limit is reached; None if there is not room for even one."""
         num_bytes = sum(source.nbytes for source in sources)
         most = NUM_COPIES if not self._max_bytes else min(NUM_COPIES, self._max_bytes // max(num_bytes, 1))
         if not most:
@@ -310,7 +310,7 @@ class Snapshots:
             return None
         spare: list[torch.Tensor] = []
         if self._open is not None:
-            # A loss scaler skipped the step that it was of.
+            # A loss scaler skipped the step of the open snapshot.
             self._open.under_way.settle()
             spare, self._open = self._open.copies, None
         while len(self._whole) >= most:
@@ -344,7 +344,7 @@ class Snapshots:
         self._context.writer.say(snapshot.step, Snapped(num_bytes=snapshot.num_bytes, seconds=seconds))
 
     def _check(self, snapshot: Snapshot, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Whether all that trains now is in it, and all that is in it still exists."""
+        """Raise RewindError unless everything that trains now is in the snapshot, and everything in the snapshot still exists."""
         about = f"the snapshot of step {snapshot.step}"
         owners = {id(owner) for part, _ in snapshot.images if (owner := part.owner()) is not None}
         for each in (*self._gatherer.in_use(), *(each for each in parameters if each.requires_grad)):

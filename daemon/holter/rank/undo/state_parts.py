@@ -1,12 +1,12 @@
-"""The parts of a training state: what is copied of each, and how it goes back into the living object.
+"""Defines the parts of a training state: what is copied of each, and how it is put back into the living object.
 
-Parameters, buffers, optimizers, schedulers, scalers, a framework's counters. A part holds its owner weakly: a model that the script lets
-go of is gone.
+The parts are parameters, buffers, optimizers, schedulers, scalers and a framework's counters. A part has only a weak reference to its owner, so
+that a model that the script lets go of is freed.
 
 The state of a part becomes an image: plain values are copied at once, tensors are taken out, to be copied elsewhere and perhaps later.
 
     {"step": 3, "exp_avg": tensor}       ──take_image──▶   {"step": 3, "exp_avg": TensorSlot(0)}   and   [tensor]
-    put_image(live, image, copies)       ──▶               copies go into the memory of the live tensors; what is gone is made anew
+    put_image(live, image, copies)       ──▶               copies go into the memory of the live tensors; missing tensors are made anew
 """
 
 import copy
@@ -29,21 +29,21 @@ from holter.rank.undo.buffers import MovingBuffers
 _DICTS = (dict, OrderedDict)
 SCALING = ("_scale", "_growth_tracker", "_growth_factor", "_backoff_factor", "_growth_interval")
 ENGINES = frozenset({"DeepSpeedEngine"})
-"""Wrappers that keep weights and counters where we do not find them."""
+"""Class names of wrappers that keep weights and counters where we do not find them."""
 
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Stands for a tensor in an image."""
+    """Takes the place of a tensor in an image."""
 
     index: int
     device: torch.device
     is_placed: bool
-    """A DTensor: only its owner can make another."""
+    """Whether it is a DTensor, of which only its owner can make another."""
 
 
 def take_image(state: Any, tensors: list[torch.Tensor], apart: Sequence[Any] = ()) -> Any:
-    """The image of a state; its tensors are appended to `tensors`. What is in `apart` is referred to, not copied."""
+    """Return the image of a state, and append its tensors to `tensors`. Objects in `apart` are referred to, not copied."""
     if isinstance(state, torch.Tensor):
         tensors.append(state)
         return TensorSlot(len(tensors) - 1, state.device, hasattr(state, "placements"))
@@ -56,7 +56,10 @@ def take_image(state: Any, tensors: list[torch.Tensor], apart: Sequence[Any] = (
 
 
 def put_image(live: Any, image: Any, copies: Sequence[torch.Tensor]) -> Any:
-    """The state of an image, in the memory of `live` where it fits. Plain values are handed over, not copied: an image can be put back once."""
+    """Return the state of an image, written into the memory of `live` where it fits.
+
+    Plain values are handed over, not copied, so an image can be put back only once.
+    """
     if isinstance(image, TensorSlot):
         return _put_tensor(live, image, copies[image.index])
     if type(image) is dict:
@@ -90,21 +93,21 @@ Copies = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class StatePart:
-    """One part, as it is now."""
+    """One part of the training state, as it is now."""
 
     owner: "weakref.ref[Any]"
     state: Any
-    """Dicts, lists and tuples of plain values and of the living tensors."""
+    """Nested dicts, lists and tuples of plain values and of the living tensors."""
     put: Callable[[Any, Any, Copies], None]
-    """Owner, image of the state and copies of its tensors -> the owner is as it was."""
+    """Puts the state back; takes the owner, the image of the state and the copies of its tensors."""
     is_moving: bool = False
-    """May change while the forward pass runs: copied before it."""
+    """Whether it may change while the forward pass runs, and so is copied before it."""
     apart: tuple[Any, ...] = ()
     """Objects that its plain values may refer to and that must not be copied with them."""
 
 
 def of_weight(parameter: torch.nn.Parameter, *, is_moving: bool) -> StatePart:
-    """A parameter; `is_moving` where no optimizer moves it, and so nobody knows when it moves."""
+    """Return a parameter's part; `is_moving` if no optimizer changes it, so that we do not know when it changes."""
     return StatePart(weakref.ref(parameter), parameter, _put_weight, is_moving)
 
 
@@ -114,7 +117,7 @@ def _put_weight(parameter: Any, image: Any, copies: Copies) -> None:
 
 
 def of_buffers(kept: MovingBuffers) -> list[StatePart]:
-    """Buffers as the step's first forward pass finds them: our copies, where there are any, for nobody changes those before the next step."""
+    """Return the buffers' parts as the step's first forward pass finds them: our copies where there are any, which stay the same until the next step."""
 
     def put_under(name: str) -> Callable[[Any, Any, Copies], None]:
         def put(module: Any, image: Any, copies: Copies) -> None:
@@ -126,7 +129,7 @@ def of_buffers(kept: MovingBuffers) -> list[StatePart]:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
-    """An optimizer's state and the hyper-parameters of its groups."""
+    """Return an optimizer's part: its state and the hyperparameters of its groups."""
     keys = [weakref.ref(key) if isinstance(key, torch.Tensor) else key for key in optimizer.state]
     held = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     state = {
@@ -153,7 +156,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
 
 
 def of_groups(optimizer: torch.optim.Optimizer) -> StatePart:
-    """The hyper-parameters of an optimizer's groups alone."""
+    """Return a part with only the hyperparameters of an optimizer's groups."""
     state = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
 
     def put(live: Any, image: Any, copies: Copies) -> None:
@@ -166,7 +169,7 @@ def of_groups(optimizer: torch.optim.Optimizer) -> StatePart:
 
 
 def of_scheduler(scheduler: Any) -> StatePart:
-    """A scheduler by its own state_dict; its optimizer is a part of its own."""
+    """Return a scheduler's part, made from its state_dict; its optimizer is a separate part."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         live.load_state_dict(put_image(None, image, copies))
@@ -175,7 +178,7 @@ def of_scheduler(scheduler: Any) -> StatePart:
 
 
 def of_scaler(scaler: Any) -> StatePart:
-    """A loss scaler, not by its state_dict, which waits for the device."""
+    """Return a loss scaler's part, made from its attributes because its state_dict would wait for the device."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         for name, kept in image.items():
@@ -185,7 +188,7 @@ def of_scaler(scaler: Any) -> StatePart:
 
 
 def parameters_of(models: Sequence[Model], frameworks: Frameworks) -> Iterator[torch.nn.Parameter]:
-    """Every parameter once; of a sharded one, the shard that the optimizer steps."""
+    """Yield every parameter once; of a sharded one, the shard that the optimizer steps."""
     seen: set[int] = set()
     for root in (model.root for model in models):
         shards = frameworks.sharded(root) if root is not None else {}
@@ -198,15 +201,15 @@ def parameters_of(models: Sequence[Model], frameworks: Frameworks) -> Iterator[t
 
 
 Source = Callable[[], StatePart | None]
-"""A part as it is now; None: it is gone."""
+"""Returns a part as it is now; None if its owner is gone."""
 
 
 RestingParameter = tuple["weakref.ref[torch.nn.Parameter]", int]
-"""A parameter that nobody trains, with the number of its changes when it was first seen."""
+"""(parameter that nobody trains, torch's count of its changes when it was first seen)."""
 
 
 def source_of(make: Callable[[Any], StatePart], owner: Any) -> Source:
-    """Makes the part of this object, as long as it lives."""
+    """Return a function that makes the part of this object as long as it lives, and then returns None."""
     reference = weakref.ref(owner)
     return lambda: make(living) if (living := reference()) is not None else None
 
@@ -214,8 +217,8 @@ def source_of(make: Callable[[Any], StatePart], owner: Any) -> Source:
 class StateGatherer:
     """Gathers the parts of one rank's state.
 
-    Parameters are gone through at every snapshot. What has to be looked for among all living objects is looked for again only when an optimizer, or
-    one of those that were found, has come or gone, and at every snapshot whose number is a power of two: a scheduler may have come late.
+    It goes through the parameters at every snapshot. Schedulers and scalers have to be searched for among all living objects; that is repeated only when
+    an optimizer has come or gone or a found object is gone, and at every snapshot whose number is a power of two, because a scheduler may be made late.
     """
 
     def __init__(
@@ -227,15 +230,15 @@ class StateGatherer:
         self._sources: list[Source] = []
         self._sources_of: list[weakref.ref[torch.optim.Optimizer]] = []
         self._frozen: dict[int, RestingParameter] = {}
-        """By id."""
+        """Id of a frozen parameter -> the parameter and its count when it was first seen."""
         self._num_gathered = 0
 
     def engine(self) -> str:
-        """The wrapper whose state we cannot copy; empty: there is none."""
+        """Return the name of a wrapper whose state we cannot copy; empty if there is none."""
         return next((model.wrapper for model in self._models if model.wrapper in ENGINES), "")
 
     def gather(self, buffers: MovingBuffers) -> tuple[list[StatePart], list[RestingParameter]]:
-        """All parts that are to be copied, and the parameters that do not change."""
+        """Return all parts that are to be copied, and the parameters that do not change."""
         weights, resting = self._weights()
         return [*weights, *of_buffers(buffers), *self._others()], resting
 
@@ -260,7 +263,7 @@ class StateGatherer:
         return found, resting
 
     def _others(self) -> list[StatePart]:
-        """Optimizers, schedulers, scalers and counters."""
+        """Return the parts of optimizers, schedulers, scalers and counters."""
         optimizers = self._optimizers()
         self._num_gathered += 1
         is_turn = self._num_gathered & (self._num_gathered - 1) == 0
@@ -277,6 +280,6 @@ class StateGatherer:
         return [part for part in found if part is not None]
 
     def in_use(self) -> list[Any]:
-        """Optimizers, schedulers and scalers that a checkpoint would be made of now."""
+        """Return the optimizers, schedulers and scalers that a checkpoint made now would contain."""
         optimizers = self._optimizers()
         return [*optimizers, *search.schedulers(optimizers), *search.scalers()]
