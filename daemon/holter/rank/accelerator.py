@@ -1,7 +1,7 @@
-"""The accelerator that the script trains on, whatever its make: its generators, its memory, its graphs. `holter_kernels.devices` knows how it is read.
+"""The accelerator that the script trains on, of any make: its generators, memory and graphs. `holter_kernels.devices` knows how to read it.
 
-torch calls it by its type (`torch.cuda`, which ROCm is too, `torch.xpu`, `torch.npu`, …). What one of them lacks is left out, and nothing is asked of it before the script
-has begun to use it.
+torch has a module for each type (`torch.cuda`, which also stands for ROCm, `torch.xpu`, `torch.npu`, …). What a module lacks is left out, and nothing
+is asked of it before the script has begun to use it.
 """
 
 import sys
@@ -15,14 +15,14 @@ from holter_kernels import devices
 GRAPHS = ("CUDAGraph", "XPUGraph", "NPUGraph")
 _ask = getattr(torch._C, "_get_accelerator", torch.accelerator.current_accelerator)  # noqa: SLF001
 is_autocast_on: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)  # noqa: SLF001  nothing public asks in one call
-"""Whether operations are cast, on the host or on it."""
+"""Whether autocast is on, for the host or the accelerator."""
 _known: dict[int, str] = {}
-"""How many modules there were when torch was last asked -> what it said."""
+"""The accelerator's type by the number of imported modules when torch was last asked; one entry at most."""
 
 
 def kind() -> str:
-    """Its type, "cuda" for one; nothing where torch has no accelerator."""
-    # To ask torch takes a microsecond, and this is asked many times a step: again only if something was imported since, as another maker's backend is.
+    """Return the accelerator's type, such as "cuda"; empty if torch has none."""
+    # Asking torch takes a microsecond, and this is called many times a step. So torch is asked again only if something, perhaps a backend, was imported.
     known = _known.get(len(sys.modules))
     if known is None:
         found = _ask()
@@ -33,7 +33,7 @@ def kind() -> str:
 
 
 def module() -> Any:
-    """`torch.cuda` or its like, once the script has begun to use it; None before."""
+    """Return torch's module for the accelerator, such as `torch.cuda`; None before the script has begun to use it."""
     name = kind()
     if not name:
         return None
@@ -43,12 +43,12 @@ def module() -> Any:
 
 
 def has_streams() -> bool:
-    """Whether it is used, and work can be queued beside the training's."""
+    """Whether the accelerator is in use, and work can be queued on it beside the training's."""
     return module() is not None and devices.has_streams(torch.device(kind()))
 
 
 def is_capturing() -> bool:
-    """Whether a graph is being captured on this thread's stream: what is started now would become a part of it."""
+    """Whether a graph is being captured on this thread's stream; work started now would become a part of it."""
     if _known.get(len(sys.modules)) == "":
         return False
     asked = getattr(module(), "is_current_stream_capturing", None)
@@ -62,37 +62,37 @@ def is_capturing() -> bool:
 
 
 def graph_classes() -> list[type]:
-    """Whose replay runs what was captured, and no hook."""
+    """Return the classes of graphs, whose replay runs the captured operations without any hooks."""
     found = (getattr(getattr(torch, name, None), graph, None) for name in {"cuda", kind()} for graph in GRAPHS)
     return [each for each in found if each is not None]
 
 
 def graph_makers() -> list[tuple[Any, ...]]:
-    """Who has `make_graphed_callables`: of each make, all modules by which a script may call it."""
+    """Return the modules that have `make_graphed_callables`: for each make, all by which a script may call it."""
     found = (getattr(torch, name, None) for name in {"cuda", kind()})
     return [(each, getattr(each, "graphs", each)) for each in found if hasattr(each, "make_graphed_callables")]
 
 
 class IndexedGenerator:
-    """The random generator of one device, by the functions that every module has."""
+    """The random generator of one device, through the functions that every accelerator's module has."""
 
     def __init__(self, there: Any, index: int) -> None:
         self._there = there
-        # torch.mps knows of one device, and takes no number of it.
+        # torch.mps has only one device, and takes no index.
         self._index = (index,) if there.device_count() > 1 else ()
 
     def get_state(self) -> torch.Tensor:
-        """As `torch.Generator` has it."""
+        """Return the generator's state, like `torch.Generator.get_state`."""
         state: torch.Tensor = self._there.get_rng_state(*self._index)
         return state
 
     def set_state(self, state: torch.Tensor) -> None:
-        """As `torch.Generator` has it."""
+        """Set the generator's state, like `torch.Generator.set_state`."""
         self._there.set_rng_state(state, *self._index)
 
 
 def generators() -> list[Any]:
-    """Of its devices in order; none before the script uses it (ours would be its first use), nor while a graph is captured."""
+    """Return the generators of all devices, in order; empty while a graph is captured, and before the script first uses the accelerator."""
     there = module()
     if there is None or is_capturing():
         return []
@@ -107,40 +107,41 @@ def generators() -> list[Any]:
 
 
 def generator_of(device: torch.device) -> Any:
-    """The generator of one of its devices; None where it cannot be asked now."""
+    """Return the generator of one device; None if it cannot be asked now."""
     found = generators()
     return found[device.index or 0] if len(found) > (device.index or 0) else None
 
 
 def set_generators(states: Iterable[torch.Tensor]) -> None:
-    """Put states back that `generators` gave, in the same order; this may be the first use of it."""
+    """Set the states of the generators, in the order of `generators`; this may be the first use of the accelerator."""
     for index, state in enumerate(states):
         IndexedGenerator(getattr(torch, kind()), index).set_state(state)
 
 
 class Memory(NamedTuple):
-    """Bytes of the current device."""
+    """Memory of the current device, in bytes."""
 
     held: int
-    """By tensors."""
+    """Bytes that tensors hold."""
     reserved: int
-    """From the driver."""
+    """Bytes that torch's allocator has reserved from the driver."""
     total: int
+    """Bytes that the device has."""
 
 
 def memory() -> Memory | None:
-    """As torch's allocator counts it; the driver is not asked, which could wait. None: this accelerator does not tell."""
+    """Return the memory as torch's allocator counts it, without asking the driver, which could block; None if this accelerator does not tell."""
     there = module()
     try:
         counted = there.memory_stats()
         total = int(there.get_device_properties(there.current_device()).total_memory)
-    except Exception:  # noqa: BLE001 - another maker's module: whatever it lacks, it does not tell
+    except Exception:  # noqa: BLE001 - another maker's module may lack anything
         return None
     return Memory(counted.get("allocated_bytes.all.current", 0), counted.get("reserved_bytes.all.current", 0), total)
 
 
 def uuid() -> str:
-    """Of the current device, as NVIDIA's tools write it; nothing of another maker's, which the sidecar could not look up, or before it is used."""
+    """Return the current device's UUID as NVIDIA's tools write it; empty before its first use, and for other makes, which the sidecar cannot look up."""
     there = module()
     if kind() != "cuda" or there is None:
         return ""
@@ -149,7 +150,7 @@ def uuid() -> str:
 
 
 def streams_of(owner: Any) -> list[Any]:
-    """The streams among the attributes of an object, and the current one; none without an accelerator."""
+    """Return the streams among the attributes of an object, and the current stream; empty without an accelerator that has streams."""
     if not has_streams():
         return []
     own = [each for each in vars(owner).values() if isinstance(each, torch.Stream)]

@@ -1,4 +1,4 @@
-"""What the hooks of one rank share: the writer of observations, the step under way, what decides whether it is applied, and ways back."""
+"""What the hooks of one rank share: the writer of observations, the current step, what decides whether it is applied, and ways back."""
 
 import array
 import functools
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUTS = 16
 MAX_OUTPUT_BYTES = 1 << 22
-"""Of a tensor that a model gave back: larger ones are not kept until the backward pass."""
+"""Most bytes of a model's output that is kept until the backward pass."""
 
 
 class ObservationWriter:
@@ -51,7 +51,7 @@ class ObservationWriter:
         self._encoder = msgspec.msgpack.Encoder()
 
     def say(self, step: int, body: Body) -> bool:
-        """Write one observation; False: the ring was full, the page counted it."""
+        """Write one observation; return False if the ring was full, which the page counts."""
         observation = Observation(rank=self.rank, step=step, at_ns=clock.wall_ns(), body=body)
         return self.page.write(encoded(observation, self._encoder.encode))
 
@@ -62,29 +62,29 @@ class ObservationWriter:
 
 @dataclass
 class StepInputs:
-    """Training calls of a model in the step under way, with what they were given."""
+    """Training calls of models in the current step, with their inputs."""
 
     last: Inputs | None = None
     suspect: Inputs | None = None
     """The call after which the first non-finite value of this step was seen."""
     trace: LossTrace | None = None
-    """How the first loss of this step that was not finite was made."""
+    """How the first loss of this step that was not finite was made; None if all were finite."""
     outputs: list[torch.Tensor] | None = field(default_factory=list)
-    """What models gave back in training since the last backward pass, in host memory and not large; None: too much, or on a device."""
+    """Outputs of training calls since the last backward pass; None if one was too large or on a device, or there were too many."""
     num_models: int = 0
-    """Models that were called in training since the step began."""
+    """Number of models that were called in training since the step began."""
     unread: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
-    """What models were given on a device since the last backward pass: it is read with the loss, for later it may be gone."""
+    """Inputs on a device since the last backward pass, with their versions. They are read with the loss, because later they may be gone."""
     stage: tuple[int, bool] | None = None
-    """Number of the pipeline stage that the last call was of, and whether it is the first; None: torch's pipelining did not call."""
+    """Number of the pipeline stage that made the last call, and whether it is the first; None if torch's pipelining did not make it."""
     healthy_steps: Counter[str] = field(default_factory=Counter)
-    """Tensors of a batch that were not finite on steps that were: masks."""
+    """For tensors of a batch, the number of finite steps on which they were not finite, as masks are."""
 
     received: dict[int, int] = field(default_factory=dict)
-    """Address of a tensor that another rank sent in this step -> that rank."""
+    """Rank that sent a tensor in this step, by the tensor's address."""
 
     def see(self, call: Inputs | None) -> None:
-        """A model is called in training."""
+        """Note that a model is called in training, with its inputs."""
         if call is not None and (self.last is None or self.last.model() is not call.model()):
             self.num_models += 1
         self.last, self.stage = call, pipeline_stage()
@@ -92,7 +92,7 @@ class StepInputs:
             self.unread += on_device(call)
 
     def give_back(self, output: object) -> None:
-        """A model returns from a call of training: until its backward pass begins that is kept, if it is little."""
+        """Keep the output of a training call until its backward pass begins, if it is small."""
         for tensor in (output,) if isinstance(output, torch.Tensor) else [t for _, t in leaves(output, "")]:
             if self.outputs is None:
                 return
@@ -100,22 +100,22 @@ class StepInputs:
             self.outputs = [*self.outputs, tensor.detach()] if is_kept else None
 
     def are_outputs_finite(self) -> bool | None:
-        """Whether what the models gave back is finite, but for single numbers, which are losses; None: it was not kept, or nothing else is there."""
+        """Whether the models' outputs are finite, except single numbers, which are losses; None if there are no others, or they were not kept."""
         told = [t for t in self.outputs or () if t.is_floating_point() and t.numel() > 1 and t.layout is torch.strided]
         return all(bool(torch.isfinite(t).all()) for t in told) if told else None
 
     def take_unread(self) -> list[Leaf]:
-        """Those that nobody wrote to since; a backward pass begins."""
+        """Return the unread inputs that nobody has written to since, and forget them all."""
         unread, self.unread = self.unread, []
         return [(path, tensor) for path, tensor, version in unread if tensor._version == version]  # noqa: SLF001
 
     def suspect_last(self) -> None:
-        """Something is not finite: of several micro-batches, this one is to be questioned."""
+        """Mark the last call for investigation, because something is not finite, unless an earlier micro-batch is marked."""
         if self.suspect is None:
             self.suspect = self.last
 
     def clear(self) -> None:
-        """The step is done."""
+        """Forget all calls of a step that is done."""
         self.last = self.suspect = self.trace = None
         self.unread, self.num_models = [], 0
         self.outputs = []
@@ -123,9 +123,9 @@ class StepInputs:
 
 
 class KnownFinite:
-    """Gradients that somebody has shown to be finite without a reading of ours: clip_grad_norm_ returned a finite norm of all that it was given.
+    """Gradients that are known to be finite without a reading of ours, such as those of which clip_grad_norm_ returned a finite norm.
 
-    It holds until the next backward pass, as long as the gradient is not written to: torch counts that, but for what a collective writes.
+    This holds until the next backward pass, unless the gradient is written to. torch counts writes, except those of collectives.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class KnownFinite:
         self._num_collectives: int | None = -1
 
     def note(self, gradients: Sequence[Any]) -> None:
-        """These, as they are now, are finite."""
+        """Note that these gradients, as they are now, are finite."""
         now = num_collectives()
         if now is None:
             return
@@ -146,7 +146,7 @@ class KnownFinite:
             self._versions.update(zip(array.array("Q", mark.addresses), array.array("Q", mark.versions), strict=True))
 
     def unshown(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Those of these that are not known to be finite."""
+        """Return those of these gradients that are not known to be finite."""
         if not self._versions or self._num_collectives != num_collectives():
             return gradients
         known, mark = self._versions, GradientMark.of(gradients)
@@ -157,7 +157,7 @@ class KnownFinite:
         return [g for g in gradients if known.get(local(g).data_ptr(), -1) != g._version]  # noqa: SLF001
 
     def clear(self) -> None:
-        """A backward pass begins, or the step is over."""
+        """Forget all gradients, because a backward pass begins or the step is over."""
         self._versions.clear()
 
 
@@ -166,17 +166,17 @@ class Hold:
     """What decides whether a step may be applied."""
 
     agent: "HaltAgent | None" = None
-    """The rank's part of a halt; None: steps are never held."""
+    """The rank's part of a halt; None if steps are never held."""
     peers: ShardPeers | None = None
-    """The ranks with which to agree that all shards are finite; None: there are none."""
+    """The ranks with which to agree that all shards are finite; None if there are none."""
     known_finite: KnownFinite = field(default_factory=KnownFinite)
     """Gradients of this step that are known to be finite and need not be read again."""
     flags: DeviceFlags = field(default_factory=DeviceFlags)
-    """What devices leave out of the weights by themselves."""
+    """Flags by which devices leave steps out of the weights by themselves."""
     left_out: LeftOut | None = None
-    """The first step that a device left out, while the rank stands for it; the weights are those from before it."""
+    """The first step that a device left out, while the rank stands still because of it; the weights are those from before that step."""
     poisoned_step: int | None = None
-    """The first step whose gradients were applied although they were not finite; None: none that is known of."""
+    """The first step whose gradients were applied although they were not finite; None if no such step is known."""
 
 
 @dataclass
@@ -184,9 +184,9 @@ class Undo:
     """Ways back to an earlier state."""
 
     rewind: "Rewind" = field(init=False)
-    """How the step under way began."""
+    """The way back to the beginning of the current step."""
     snapshots: "Snapshots | None" = None
-    """Copies of the training state in memory; None: the user wants none."""
+    """Copies of the training state in memory; None if the user wants none."""
 
 
 @dataclass
@@ -202,9 +202,9 @@ class Context:
     models: Models = field(default_factory=Models)
     readings: Readings = field(default_factory=Readings)
     reading_s: float = 0.0
-    """What the training thread has computed to read."""
+    """Seconds that the training thread has computed for readings."""
     gradient_answers: GradientAnswers = field(default_factory=GradientAnswers)
-    """What was read of the gradients of the step under way."""
+    """What was read of the current step's gradients."""
     log: StepLog = field(default_factory=StepLog)
     data: "DataProbe" = field(init=False)
     """The loaders of this process."""
@@ -212,7 +212,7 @@ class Context:
     hold: Hold = field(default_factory=Hold)
     undo: Undo = field(default_factory=Undo)
     state_history: StateHistory = field(default_factory=StateHistory)
-    """What the training state was like until now, for a halt to hold against what it saves."""
+    """What the training state was like until now; a halt compares what it saves with it."""
     frameworks: Frameworks = field(default_factory=Frameworks)
 
     def read(
@@ -224,9 +224,9 @@ class Context:
         step: OpenStep | None = None,
         histogram: str = "off",
     ) -> Any:
-        """Read these tensors; `then` gets the table, now or later, and `step` waits for it. None: they cannot be read, else the reading.
+        """Read these tensors and return the reading, None if they cannot be read. `then` gets the table, now or later, and `step` waits for it.
 
-        Nothing is raised, neither here nor where the answer comes: what cannot be read is counted and said once, and the step is told without it.
+        Nothing is raised, neither here nor when the answer comes. A failure is counted and printed once, and the step is reported without it.
         """
         if is_capturing():
             return None
@@ -244,14 +244,14 @@ class Context:
         return reading
 
     def enter(self, phase: Phase) -> Phase:
-        """Begin a phase and let the sidecar see it; returns the phase to go back to."""
+        """Begin a phase and show it to the sidecar; return the phase to go back to."""
         log = self.log
         self.writer.page.beat(log.step, phase, log.now.passes.num_done, clock.wall_ns())
         return self.phases.enter(phase)
 
 
 def in_phase(context: Context, phase: Phase, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, with the phase shown while it runs."""
+    """Wrap a function so that this phase is shown while it runs."""
     interrupted: list[Phase] = []
     begin = context.guard.wrap(lambda: interrupted.append(context.enter(phase)))
     end = context.guard.wrap(lambda: context.enter(interrupted.pop()) if interrupted else None)

@@ -1,10 +1,10 @@
-"""How our hooks stand in the training loop: nothing of ours raises into it, every second that we take is counted, and all is put back.
+"""How our hooks behave in the training loop: none raises into it, every second that they take is counted, and all is put back at the end.
 
 A hook is wrapped once; what it raises is counted, printed once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass.
 So does whatever a signal handler of the script raises while a hook happens to run.
 
-One thread trains: the first that calls backward or an optimizer. Hooks do nothing in the others. On a device a backward pass runs in a thread of autograd's, while
-the training thread waits for it: an optimizer that a script calls there, once a gradient is ready, is the training's too.
+One thread trains: the first that calls backward or an optimizer. Hooks do nothing in other threads. On a device, a backward pass runs in a thread of
+autograd while the training thread waits for it: an optimizer that a script calls there, once a gradient is ready, belongs to the training too.
 """
 
 import contextlib
@@ -22,9 +22,15 @@ import torch
 from holter import clock
 
 HookThread = Literal["claims", "training", "steps", "any"]
-"""Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere; "steps" claims, and runs in autograd's thread for the one that trains."""
+"""In which threads a hook runs.
+
+    claims      in the training thread; the first thread that calls such a hook becomes it
+    training    in the training thread only
+    steps       like claims, and also in autograd's thread while the training thread waits for its backward pass
+    any         in every thread, as inside autograd's engine
+"""
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
-"""Of the backward pass that this thread computes; -1: none."""
+"""Returns the number of the backward pass that this thread computes; -1 if it computes none."""
 
 
 Result = TypeVar("Result")
@@ -43,21 +49,21 @@ class Guard:
         self.own_s = 0.0
         """Seconds spent in hooks since the start."""
         self.computed_s = 0.0
-        """Of these, what the hooks themselves computed: on a busy machine the rest is the neighbours'."""
+        """Seconds of these in which the hooks computed; the rest they waited, for instance because the machine is busy."""
         self.failures: Counter[str] = Counter()
         self.is_on = True
         """False in a forked child and after detaching: every hook is then a no-op."""
         self.is_in_backward = False
-        """The training thread waits for its backward pass."""
+        """Whether the training thread is waiting for its backward pass."""
         self._depth = 0
         self._thread: int | None = None
         self._autograd: int | None = None
-        """The thread of autograd's that computes it."""
+        """The thread of autograd that computes it; None until a hook has run there."""
         if _attempting is not None:
             self.attempt = _attempting(self._failed)  # type: ignore[method-assign]
 
     def wrap(self, hook: Callable[..., Any], thread: HookThread = "training") -> Callable[..., None]:
-        """The same hook, harmless and timed; it returns nothing, because torch takes a hook's result for a new value."""
+        """Return the same hook, harmless and timed. It returns nothing, because torch would take a hook's result for a new value."""
 
         @functools.wraps(hook)
         def harmless(*args: Any, **kwargs: Any) -> None:
@@ -81,7 +87,10 @@ class Guard:
         return harmless
 
     def attempt(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
-        """One part of a hook by itself: what it raises is counted and said once, and the rest of the hook goes on; None then. Native where there was a compiler."""
+        """Call one part of a hook; if it raises, count the failure, print the first, and return None, so that the rest of the hook goes on.
+
+        Where there was a compiler, native code takes this method's place.
+        """
         try:
             return call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not ours is raised again
@@ -95,7 +104,7 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No hook runs meanwhile: what we call ourselves is not the script's doing."""
+        """Switch all hooks off meanwhile, so that what we call ourselves is not taken for the script's doing."""
         self.is_on, before = False, self.is_on
         try:
             yield
@@ -118,26 +127,26 @@ class Guard:
             return True
         if thread != "steps" or not self.is_in_backward or _graph_task() < 0:
             return False
-        # Of several devices one: two threads at a time would not know of each other.
+        # With several devices, only the first thread counts: hooks in two threads at a time would not know of each other.
         if self._autograd is None and not _is_scripts(here):
             self._autograd = here
         return self._autograd == here
 
 
 def _is_scripts(thread: int) -> bool:
-    """Whether Python started it: then it computes a backward pass of its own."""
+    """Whether Python started this thread; then it computes a backward pass of the script's own."""
     own = (each for each in threading.enumerate() if not isinstance(each, threading._DummyThread))  # noqa: SLF001
     return any(each.ident == thread for each in own)
 
 
 class Patches:
-    """Functions of torch and of libraries that are replaced by ours, which call the originals; all are put back as they were."""
+    """Functions of torch and other libraries that are replaced by ours, which call the originals; all are put back at the end."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """`owner.name = make(the original)`: one function for every owner that has the original, so that it can be pickled."""
+        """Set `owner.name = make(original)`; every owner that has the original gets the same function, so that it can be pickled."""
         original = getattr(owners[0], name, None)
         if original is None:
             return
@@ -162,7 +171,7 @@ def say(sentence: str) -> None:
 
 
 def is_from_signal_handler(error: Exception) -> bool:
-    """Whether a signal handler of the script raised it: then it is the script's to catch."""
+    """Whether a signal handler of the script raised this error; then the script must get it."""
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     return any(getattr(handler, "__code__", None) in frames for handler in handlers if callable(handler))

@@ -1,4 +1,4 @@
-"""All hooks of a rank, installed and removed together; and what happens when a forward pass, a backward pass or a step begins and ends."""
+"""All hooks of a rank, which are installed and removed together, and what they do when a forward or backward pass begins and ends."""
 
 import os
 import sys
@@ -46,11 +46,11 @@ from holter_kernels import set_num_threads
 from holter_kernels.seen import is_sound
 
 LOOK_EVERY = 16
-"""Steps between two looks for what no import shows: that a device is used from now on."""
+"""Number of steps between two looks for what no import shows, such as the first use of a device."""
 
 
 class Monitor:
-    """All that observes one rank."""
+    """Everything that observes one rank."""
 
     def __init__(  # noqa: PLR0913 - settings, all named
         self,
@@ -69,7 +69,7 @@ class Monitor:
         frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
-        # Tried now, and not in a hook.
+        # Called here so that its first, slow call is not inside a hook.
         is_sound()
         self.context = Context(
             writer,
@@ -138,12 +138,12 @@ class Monitor:
             self._loads.tell,
             DeviceProbe(self.context).look,
         ]
-        """Called when a backward pass begins and something was imported since the last, and now and then: by those who wait for the script to import something."""
+        """Functions that wait for the script to import something. They are called at a backward pass if something was imported, and now and then."""
         self._num_modules = 0
         self._is_searched = False
 
     def install(self) -> None:
-        """Install everything; a forked child of the rank is not a rank, and there every hook is off."""
+        """Install everything. In a forked child, which is not a rank, every hook is off."""
         for probe in (self.steps, self._losses, self._calls, self._data, self._ending, self._warnings):
             probe.install()
         for each in (
@@ -164,7 +164,7 @@ class Monitor:
         self.context.enter(Phase.OTHER)
 
     def uninstall(self) -> None:
-        """Remove everything."""
+        """Remove all hooks and put back what was replaced."""
         self._inspection.end(is_complete=False)
         self.context.guard.is_on = False
         self.context.patches.restore()
@@ -175,11 +175,11 @@ class Monitor:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that have stepped and still exist, in order of their first step."""
+        """The optimizers that have stepped and still exist, in the order of their first steps."""
         return self.steps.optimizers
 
     def is_torn(self) -> bool:
-        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+        """Whether the weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self.steps.is_torn()
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -195,7 +195,7 @@ class Monitor:
             self._calls.follow_compiled(model.root)
 
     def _find_models(self) -> None:
-        """Look for models that nobody named and DDP does not wrap."""
+        """Search for models that the script has not named and DDP does not wrap."""
         self._is_searched = True
         self._calls.find_wrapped()
         for model in self.context.models.discover():
@@ -203,7 +203,7 @@ class Monitor:
             self._calls.follow_compiled(model.root)
 
     def _on_forward(self) -> None:
-        """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
+        """Handle the beginning of a training call; the first of a step fixes the state to which the step can be rewound."""
         context = self.context
         step, snapshots, attempt = self.steps.next_step, context.undo.snapshots, context.guard.attempt
         call = context.inputs.last
@@ -215,7 +215,7 @@ class Monitor:
             attempt(snapshots.begin, step)
 
     def _on_call(self, module: torch.nn.Module) -> None:
-        """A model is called in training; its buffers are compared in the first of several micro-steps."""
+        """Handle a training call of a model; its buffers are compared in the first of several micro-steps."""
         context = self.context
         attempt = context.guard.attempt
         if context.inputs.stage is not None:
@@ -234,14 +234,14 @@ class Monitor:
         attempt(self._routing.begin, module)
 
     def _on_any_call(self, module: torch.nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """A model is called, in training or not; `given` is what it is called with."""
+        """Handle any call of a model, in training or not; `given` are its arguments."""
         if accelerator.is_autocast_on():
             self.context.guard.attempt(self._regions.begin, module, given)
         if not module.training:
             self._data.overlap.evaluation_call(lambda: list(leaves(given, "input")))
 
     def _see_samples(self, fetched: list[FetchedBatch]) -> None:
-        """A backward pass begins: which samples it is about."""
+        """Note the samples on which a backward pass is about to train."""
         if fetched:
             last = fetched[-1]
             self._data.overlap.train(last.leaves, last.origin.loader.number, last.origin.epoch)
@@ -263,7 +263,7 @@ class Monitor:
         self._inspection.failed()
 
     def _on_backward(self) -> None:
-        """A backward pass begins: by now the models exist."""
+        """Handle the beginning of a backward pass, by which time the models exist."""
         context = self.context
         attempt = context.guard.attempt
         attempt(self.steps.end_open_step)
