@@ -1,13 +1,13 @@
 """Serves the Flight Recorder of the rank: a socket that answers even when the main thread never will.
 
     sidecar --POST /handler/fr_trace_json--> native threads of torch's worker server --> the recorder's JSON, without the interpreter lock
-            --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock can be had
-            --POST /handler/call_lines-----> a thread of Python on a socket beside it --> the script's lines of its newest calls, likewise
+            --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock is free
+            --POST /handler/call_lines-----> a Python thread on a socket beside it    --> the script's lines of the newest calls, likewise
 
-The worker server is private API of torch. Where it is missing or fails, a thread of Python answers the same questions
-(`flight_thread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
+The worker server is private API of torch. Where it is missing or fails, a Python thread answers instead (`flight_thread`): then a rank that holds
+the interpreter lock cannot answer, and everything else is the same.
 
-The socket lies in a directory that only the user can enter. The rank removes it at its end, the sidecar if the rank could not.
+The socket lies in a directory that only the user can enter. The rank removes it at its end, or the sidecar if the rank could not.
 """
 
 import atexit
@@ -32,13 +32,13 @@ from holter.flight import script_lines
 from holter.threads import without_signals
 
 NATIVE, PYTHON = "native", "python"
-"""Names of the socket: native threads answer, or a thread of Python."""
+"""Names of the socket if native threads answer on it, and if a Python thread does."""
 LINES = "lines"
-"""The socket beside it. torch's server takes answers from Python too, but lets go of them after the interpreter has ended, and aborts the process."""
+"""Name of the socket for call lines. torch's server could run Python handlers, but frees them after the interpreter's end, which aborts the process."""
 MAX_CALLS = 512
-"""Whose lines are told: a mismatch may be noticed some hundred calls later."""
+"""Number of the newest calls whose lines are given: a mismatch may be noticed some hundred calls later."""
 MAX_PATH_BYTES = 107
-"""What fits a socket's address, with its final zero."""
+"""Length of the longest path that fits a socket's address, which needs one more byte for its final zero."""
 STOP_PATIENCE_S = 0.5
 POLL_S = 0.005
 REQUEST_DEADLINE_S = 2.0
@@ -52,12 +52,12 @@ class FlightServer:
 
     def __init__(self) -> None:
         self.path = ""
-        """Path of the socket; empty: nobody serves."""
+        """Path of the socket; empty while nothing is served."""
         self._pid = 0
         self._server: Any = None
 
     def start(self) -> None:
-        """Begin; raises OSError or RuntimeError if neither server can be started."""
+        """Begin to serve. Raises OSError or RuntimeError if neither server can be started."""
         if not dist.is_available():
             return
         directory = _private_directory()
@@ -67,15 +67,15 @@ class FlightServer:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self.path, self._pid = str(directory / name), os.getpid()
-        # A destructor joins threads: in a forked child there are none, and it would wait for ever.
+        # Never destroy the server: its destructor joins threads, which a forked child does not have, so it would wait for ever.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Before the interpreter ends: accept nobody any more, and wait a moment for a reader that is being answered, which may need the interpreter.
+        """Accept no more readers before the interpreter ends, and wait a moment for those that are being answered, who may need the interpreter.
 
-        torch's own `shutdown` is not called. It waits for a slow reader, for seconds and with the interpreter lock held, and for ever
-        if the server has only just been started. Its threads, idle by now, end with the process.
+        torch's own `shutdown` is not called: it waits for a slow reader, for seconds and with the interpreter lock held, and for ever
+        if the server has only just been started. The server's threads, which are idle by now, end with the process.
         """
         if os.getpid() != self._pid or self._server is None:
             return
@@ -90,14 +90,17 @@ class FlightServer:
 
 
 def dump() -> bytes | None:
-    """This process's recorder as JSON, asked for from inside; None: there is none."""
+    """Return this process's recorder as JSON, read from inside the process; None if there is none."""
     native = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001  private: it may be gone
     copy = getattr(native, "_dump_fr_trace_json", None)
     return None if copy is None else bytes(copy())
 
 
 def call_lines(most: int = MAX_CALLS) -> dict[int, tuple[str, ...]]:
-    """Number of a call in the recorder -> the script's own lines that made it; of the newest calls, and of those that are not over."""
+    """Return the script's own lines that made each call, by the call's number in the recorder.
+
+    The newest `most` calls are covered, and as many older ones that are not over.
+    """
     native = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001  private: it may be gone
     copy = getattr(native, "_dump_fr_trace", None)
     if copy is None:
@@ -135,7 +138,7 @@ def _serve(directory: Path) -> tuple[Any, str]:
 
 
 def _serve_lines(directory: Path) -> None:
-    """A thread that sleeps until it is asked, and ends with the process. Without it, evidence shows calls without their lines."""
+    """Start a thread that sleeps until it is asked, and ends with the process. Without it, evidence shows calls without their lines."""
     with contextlib.suppress(OSError, RuntimeError):
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(directory / LINES))
@@ -145,7 +148,7 @@ def _serve_lines(directory: Path) -> None:
 
 
 def _answer_lines(listening: socket.socket) -> None:
-    """Whatever is asked, the lines are the answer; whoever is slow to ask is cut off."""
+    """Answer every request with the lines of the newest calls, and cut off a client that is slow to ask."""
     while True:
         with contextlib.suppress(Exception):
             asking, _ = listening.accept()
@@ -157,7 +160,7 @@ def _answer_lines(listening: socket.socket) -> None:
 
 
 def _is_anyone_in(path: str) -> bool:
-    """Whether somebody is connected, or waits to be."""
+    """Whether somebody is connected to the socket, or waits to be; True if that cannot be read."""
     try:
         sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -168,7 +171,7 @@ def _is_anyone_in(path: str) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The worker server warns standard error that it begins; for this millisecond only errors pass."""
+    """Let only errors of torch pass to standard error meanwhile: the worker server prints a warning when it starts."""
     try:
         level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so"), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The same two answers as torch's worker server, from a thread of Python: for a torch that has none. Needs the interpreter lock."""
+"""The same two answers as torch's worker server gives, from a Python thread, for a torch that has no such server. It needs the interpreter lock."""
 
 import contextlib
 import faulthandler
@@ -17,7 +17,7 @@ POLL_S = 0.2
 
 
 class FlightThread:
-    """Serves from the moment it is made until `shutdown`."""
+    """Serves from its construction until `shutdown`."""
 
     def __init__(self, path: str, dump: Callable[[], bytes | None]) -> None:
         answers: dict[str, Callable[[], bytes | None]] = {
@@ -33,21 +33,21 @@ class FlightThread:
             self._thread.start()
 
     def shutdown(self) -> None:
-        """Answer what is being asked, then end."""
+        """Answer the current request, then stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(REQUEST_DEADLINE_S)
 
 
 class _Server(socketserver.UnixStreamServer):
-    """One request at a time; whoever is slow to ask is cut off."""
+    """Answers one request at a time, and cuts off a client that is slow to ask."""
 
     def __init__(self, path: str, answers: dict[str, Callable[[], bytes | None]]) -> None:
         self.answers = answers
         super().__init__(path, _Handler)
 
     def handle_error(self, *_: Any) -> None:
-        """A sidecar that went away is no news for the job's log."""
+        """Print nothing: that a sidecar went away is no news for the job's log."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body or b"")
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: standard error is the job's."""
+        """Print nothing: standard error belongs to the job."""
 
 
 def _traceback() -> bytes:

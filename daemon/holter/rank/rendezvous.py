@@ -1,7 +1,7 @@
 """How ranks find the coordinator: rank 0 publishes its address, run and token in the job's own store, and the others read them there.
 
-The store is torch's, made by `init_process_group`; only non-blocking calls are made on it, by a thread that lives until the message is
-found or the patience is over. Nobody waits for it.
+The store is torch's, made by `init_process_group`. Rank 0 writes to it; on other ranks, a thread looks there until the message is found or the
+patience is over. Nobody waits for that thread.
 """
 
 import atexit
@@ -32,7 +32,7 @@ class Rendezvous:
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
-        """Publish or look when a group is made; at once if there is one."""
+        """Publish or look for the message when a process group is made, or at once if there is one."""
         if not dist.is_available():
             return
         self._context.patches.replace("init_process_group", self._around_init, c10d, dist)
@@ -41,7 +41,7 @@ class Rendezvous:
             self._context.guard.wrap(self._exchange, "any")()
 
     def stop(self) -> None:
-        """End the thread before the interpreter does: one caught in native code at the end would abort the process."""
+        """End the thread before the interpreter ends: a thread that is in native code at that moment would abort the process."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)

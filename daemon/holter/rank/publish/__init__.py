@@ -1,1 +1,1 @@
-"""How what was read leaves the rank: the budget, the log of steps, what is told of each, the page."""
+"""How readings leave the rank: the budget, the log of steps, and what is reported of each step to the page."""

@@ -1,13 +1,14 @@
 """What is read at which step, so that holter keeps to its budget.
 
-Two settings, both powers of two, so that ranks whose settings differ still read the same steps now and then:
+There are two settings, both powers of two, so that ranks whose settings differ still read the same steps now and then:
 
-    gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
-    check_interval    1, 2, 4 ...   one of each interval steps fingerprints parameters and reduced gradients, for comparison between ranks
+    gradient_stride   1, 2, 4 ...   every step reads the gradients of every n-th tensor, a different share each step
+    check_interval    1, 2, 4 ...   one of n steps fingerprints parameters and reduced gradients, for comparison between ranks
 
-The rank measures the costs itself; `plan` is a pure function of them. A cost is what a thread computed, not how long that took, and the least of the last few measurements: what a
-neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step: what
-that should take is 1 ms, or 2 % of a step of 50 ms and more, and it is given up only where a comparison alone takes twice as much. A device's seconds count as the host's do.
+The rank measures the costs itself; `plan` is a pure function of them. A cost is a thread's computing time, not the time that passed, and the least of
+the last few measurements: what a neighbour's load adds is not our cost, and a busy machine is no reason to look away. A model of less than two million
+parameters is compared at every step: all of holter should then take 1 ms, or 2 % of a step that is longer than 50 ms, and comparisons become rarer only
+if one alone takes twice as much. A device's seconds count like the host's.
 """
 
 import statistics
@@ -18,48 +19,51 @@ from dataclasses import dataclass
 MAX_STRIDE = 32
 MAX_INTERVAL = 64
 USUAL_INTERVAL = 8
-"""Where steps are short, comparisons are made this often as long as they stay small."""
+"""Longest interval between comparisons in steps, even where steps are short, as long as a comparison is cheap."""
 GRADIENT_SHARE, GRADIENT_FLOORS = 0.5, 4
-"""What of the budget, and how many floors, are for reading gradients in any case."""
+"""Share of the budget that reading gradients may take in any case, and the number of floors that it may take in any case."""
 CHECK_SHARE, CHECK_FLOORS = 0.1, 2
-"""What of the budget is for comparisons in any case; how many floors one at every eighth step may take beyond the budget."""
+"""Share of the budget for comparisons in any case, and the number of floors a step that comparisons at every eighth step may take beyond it."""
 SETTLED_STEPS = 4
-"""The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
+"""Number of the first steps, which compile, allocate and warm up, and whose cost says nothing about the rest."""
 NUM_SAMPLES = 9
 """A cost is the least of this many measurements."""
 SMALL_ELEMENTS = 2_000_000
 SMALL_S, SMALL_SHARE = 1e-3, 0.02
-"""What all of holter should take of a step of a small model: the more of the two."""
+"""What all of holter should take of a small model's step, in seconds and as a share of the step; the larger of the two counts."""
 SMALL_PATIENCE = 2.0
-"""How many times that one comparison, or one reading of all gradients, may take before fewer are made. A thread that shares its core's caches with a
-neighbour computes about twice as long, and that is no reason to look away; kernels that were never compiled take a hundred times as long, and are one."""
+"""How many times that one comparison, or one reading of all gradients, may take before fewer are made.
+
+A thread that shares its core's caches with a neighbour computes about twice as long, which is no reason to look away. Kernels that were never
+compiled take a hundred times as long, which is one.
+"""
 WINDOW = 64
 TURNS = 2654435761
-"""Odd, of well mixed bits."""
+"""An odd number with well mixed bits, for hashing."""
 TURN_EVERY = 4
-"""Steps between two adjustments of the plan, once so many steps were measured that one more says little."""
+"""Number of steps between two adjustments of the plan, once so many steps were measured that one more says little."""
 RETURN_MARGIN = 0.7
-"""To read more again there must be room to spare, or the setting would flutter."""
+"""Share of the room that a denser setting may fill before it is chosen again; without such a margin the setting would flutter."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, as far as recent steps tell."""
+    """Costs in seconds, estimated from recent steps."""
 
     step_s: float
     fixed_s: float
-    """Hooks, heartbeat and page, whatever is read."""
+    """Seconds a step for hooks, heartbeat and page, whatever is read."""
     gradients_s: float
-    """One reading of all gradients."""
+    """Seconds for one reading of all gradients."""
     check_s: float
-    """One comparison: parameters before, reduced gradients, parameters after."""
+    """Seconds for one comparison: parameters before, reduced gradients, parameters after."""
     is_small: bool = False
-    """The model has few parameters: it is compared at every step."""
+    """Whether the model has so few parameters that it is compared at every step."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The two settings."""
+    """The two settings of what is read."""
 
     gradient_stride: int = 1
     check_interval: int = 1
@@ -67,7 +71,8 @@ class StepPlan:
     def is_check(self, step: int) -> bool:
         """Whether parameters and reduced gradients are read at this step.
 
-        One of two steps, one of two of those, and so on; which of two has no period, so that of optimizers which take turns each has its own.
+        One step of each two is chosen, of those one of each two, and so on. Which of two is chosen has no period, so that optimizers which take
+        turns all have steps of comparison.
         """
         interval = self.check_interval
         while interval > 1:
@@ -78,7 +83,7 @@ class StepPlan:
         return True
 
     def is_after_check(self, step: int) -> bool:
-        """Whether parameters are read before this step only to be held against what the step before left."""
+        """Whether parameters are read before this step only to be compared with what the step before left."""
         return self.check_interval > 1 and step > 0 and self.is_check(step - 1)
 
     def reads_before(self, step: int) -> bool:
@@ -87,7 +92,7 @@ class StepPlan:
 
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> StepPlan:
-    """The most that fits into the budget; gradients first."""
+    """Return the settings that read the most within the budget; gradients come first."""
     budget_s = budget * costs.step_s
     room_s = budget_s - costs.fixed_s - CHECK_SHARE * budget_s
     small_s = SMALL_PATIENCE * max(SMALL_S, SMALL_SHARE * costs.step_s) if costs.is_small else 0.0
@@ -95,7 +100,7 @@ def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> S
     stride = _fit(costs.gradients_s, most_s, current.gradient_stride, MAX_STRIDE)
     taken_s = costs.fixed_s + costs.gradients_s / stride
     left_s = max(budget_s - taken_s, CHECK_SHARE * budget_s, floor_s, small_s)
-    # Where not every step is compared, a check has a fourth reading, at the start of the next one.
+    # If not every step is compared, a comparison has a fourth reading, before the next step.
     check_s = costs.check_s if current.check_interval == 1 else costs.check_s * 4 / 3
     interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)
     if interval > USUAL_INTERVAL and check_s / USUAL_INTERVAL <= CHECK_FLOORS * floor_s:
@@ -113,7 +118,7 @@ def _fit(cost_s: float, room_s: float, current: int, largest: int) -> int:
 
 
 class Schedule:
-    """Measures the costs, and changes each setting by at most one power of two a step."""
+    """Measures the costs, and changes each setting by at most a factor of two at a time."""
 
     def __init__(self, *, budget: float, floor_s: float) -> None:
         self.plan = StepPlan()
@@ -121,27 +126,27 @@ class Schedule:
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._own_s: deque[float] = deque(maxlen=WINDOW)
         self._sums_s = [0.0, 0.0]
-        """Of both, our own first."""
+        """Sums of `_own_s` and `_step_s`."""
         self._fixed_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._gradients_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._check_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._device_s: dict[bool, deque[float]] = {is_check: deque(maxlen=NUM_SAMPLES) for is_check in (False, True)}
-        """Of steps without and with a comparison."""
+        """Device seconds of recent steps without a comparison (False) and with one (True)."""
         self._has_device = False
         self.is_small = False
-        """The models have few parameters."""
+        """Whether the models have few parameters."""
         self._thinning = 0
         self._num_steps = 0
 
     @property
     def overhead_ratio(self) -> float:
-        """What holter took of the recent steps, as a share of what they would have taken without it."""
+        """The time that holter took in recent steps, as a share of the time that they would have taken without it."""
         own_s, all_s = self._sums_s
-        # A device that is busy with readings alone leaves nothing to compare them with.
+        # A device that is busy with readings alone leaves next to nothing to divide by.
         return own_s / max(all_s - own_s, all_s / 100, 1e-9)
 
     def thin(self, doublings: int) -> None:
-        """The sidecar cannot keep up: compare this many doublings less often than the budget would allow."""
+        """Double the interval between comparisons this many times, at most 6, because the sidecar cannot keep up; 0 ends it."""
         self._thinning = min(max(doublings, 0), 6)
 
     def observe(  # noqa: PLR0913 - what was measured, all named
@@ -155,14 +160,16 @@ class Schedule:
         check_s: float,
         device_s: float = 0.0,
     ) -> None:
-        """Learn what a step took, what we took of it and computed in that time, what of that went into reading, and into which; 0: it was not read.
+        """Learn the times of one step, and adjust the plan.
 
-        `device_s` is what devices have answered since the step before that they took.
+        The whole step took `step_s`; our hooks took `own_s` of it and computed for `computed_s`, of which `reading_s` went into readings. Of these,
+        `gradients_s` and `check_s` are 0 if gradients were not read, or nothing was compared. `device_s` is the device time of the readings that
+        were answered since the step before.
         """
         self._num_steps += 1
         self._device_s[bool(check_s)].append(device_s)
         self._has_device |= device_s > 0
-        # The first steps count here: a setting that follows one bad measurement gets no second one for long.
+        # Here the first steps count too: after one bad measurement, the setting would not get a second one for long.
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
         if check_s:
@@ -182,16 +189,19 @@ class Schedule:
             self._turn()
 
     def _usual_s(self) -> float:
-        """What a step takes that compares nothing: all else of a step of comparison is the comparison's doing."""
+        """Return the cost of a step that compares nothing; whatever a step of comparison costs beyond that is the comparison's cost."""
         return _usual(self._fixed_s) + _usual(self._gradients_s) / self.plan.gradient_stride
 
     def _device_costs(self) -> tuple[float, float]:
-        """Seconds of a device for the gradients of a step, and for a comparison. It answers late: of single steps nothing is known."""
+        """Return the device seconds for the gradients of a step, and for a comparison.
+
+        They are estimated from medians, because a device answers late and the cost of a single step is not known.
+        """
         if not self._has_device:
             return 0.0, 0.0
         with_check_s = statistics.median(self._device_s[True] or [0.0])
         if not self._device_s[False]:
-            # Every step is compared: the gradients are one reading of four.
+            # If every step is compared, the gradients are one of its four readings.
             return with_check_s / 4, with_check_s * 3 / 4
         without_s = statistics.median(self._device_s[False])
         return without_s, max(with_check_s - without_s, 0.0)

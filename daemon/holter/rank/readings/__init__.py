@@ -1,1 +1,1 @@
-"""What is measured in the rank: gradients, replicas, vitals, batches, where a NaN began."""
+"""What is measured in the rank: gradients, replicas, vitals, batches, and where a NaN began."""
