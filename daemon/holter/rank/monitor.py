@@ -69,7 +69,7 @@ class Monitor:
         frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
-        # Called here so that its first, slow call is not inside a hook.
+        # Binds and checks the native code now, and not inside a hook.
         is_sound()
         self.context = Context(
             writer,

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 MAX_STRIDE = 32
 MAX_INTERVAL = 64
 USUAL_INTERVAL = 8
-"""Longest interval between comparisons in steps, even where steps are short, as long as a comparison is cheap."""
+"""Interval between comparisons, in steps, that is kept even where steps are short, as long as comparisons are cheap."""
 GRADIENT_SHARE, GRADIENT_FLOORS = 0.5, 4
 """Share of the budget that reading gradients may take in any case, and the number of floors that it may take in any case."""
 CHECK_SHARE, CHECK_FLOORS = 0.1, 2
-"""Share of the budget for comparisons in any case, and the number of floors a step that comparisons at every eighth step may take beyond it."""
+"""Share of the budget that comparisons may take in any case, and the number of floors per step up to which they count as cheap."""
 SETTLED_STEPS = 4
 """Number of the first steps, which compile, allocate and warm up, and whose cost says nothing about the rest."""
 NUM_SAMPLES = 9

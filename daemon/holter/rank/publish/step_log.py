@@ -1,11 +1,12 @@
-"""One step while it is observed, and what a rank tells of it once it is over and its readings have been answered.
+"""One step while it is observed, and what a rank reports of it once it is over and its readings have been answered.
 
-OpenStep        passes, losses, gradients, suspects, cost     filled by the hooks
-StepLog         counts steps, and hands out those that can be told
-StepReporter    before the first step    how many steps the run had completed before this process
-when it has changed      the census: which tensors and optimizers there are
-a step is complete       StepDone
-after every step         what the sidecar orders, what it wants said, and whether it is still there
+    OpenStep        passes, losses, gradients, suspects, cost; filled by the hooks
+    StepLog         counts steps, and hands out those that can be reported
+    StepReporter    when it has changed      reports the census: which tensors and optimizers there are
+                    a step is complete       reports StepDone
+                    after every step         heeds the sidecar's orders, prints its notices, and notices when it is gone
+
+`tell_completed_before` reports, before the first step, how many steps the run had completed before this process.
 """
 
 import math
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from holter.rank.context import Context
 
 MAX_UNTOLD = 8
-"""A step whose readings a device has not answered after this many further steps is told without them."""
+"""A step is reported without its outstanding readings when a device has not answered them after this many further steps."""
 ANSWERS_S = 2.0
-"""So long a step that is held for one that a device left out waits for what was read of that."""
+"""Seconds to wait for outstanding readings when a step is held, or the script ends."""
 MAX_SUSPECTS = 16
-"""Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
+"""Number of suspects kept of each kind: a NaN is soon in every tensor, and the first tensors show where it began."""
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
 _ENDS_EVALUATION = frozenset({Phase.EVALUATION, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
-"""Another call of it, or training."""
+"""Phases that end an evaluation: another call of it, or training."""
 HEED_S = 0.02
 SILENT_S = 10.0
 STARTUP_S = 30.0
@@ -49,9 +50,9 @@ class BackwardPasses(msgspec.Struct):
 
     num_done: int = 0
     num_dropped: int = 0
-    """Of these, those whose gradients a loss scaler threw away."""
+    """Number of these passes whose gradients a loss scaler threw away."""
     num_skipped_rounds: int = 0
-    """How often, since the step before, a loss scaler skipped the optimizer: the step then starts again under its number."""
+    """How often a loss scaler has skipped the optimizer since the step before; the step then starts again under its number."""
 
 
 class Losses(msgspec.Struct):
@@ -59,10 +60,10 @@ class Losses(msgspec.Struct):
 
     values: list[float] = msgspec.field(default_factory=list)
     scale: float | None = 1.0
-    """What a scaler multiplied the loss by; None where only a device knows."""
+    """The factor by which a scaler multiplied the loss; None if only a device knows it."""
 
     def mean(self) -> float | None:
-        """Over the micro-steps; not finite if one of them was not."""
+        """Return the mean over the micro-steps; not finite if one of them was not, None if there are none."""
         odd = [loss for loss in self.values if not math.isfinite(loss)]
         if odd or not self.values:
             return odd[0] if odd else None
@@ -70,21 +71,24 @@ class Losses(msgspec.Struct):
 
 
 class GradientReading(msgspec.Struct):
-    """What was read of the gradients."""
+    """What was read of a step's gradients."""
 
     view: View = "local"
-    """Whose gradients the norm is of."""
+    """Which gradients the norm covers: the rank's own, reduced ones, or shards of those."""
     square_sums: dict[tuple[str, int], float] = msgspec.field(default_factory=dict)
-    """Of all gradients that were read whole, by model and by the optimizer that is given them (0: a rank's own); not finite if one of them was not. What is read again takes the place of what was read before."""
+    """Sums of squares by model's prefix and id of the optimizer that gets the gradients (0: before any reduction); NaN if a gradient was not finite.
+
+    A later reading replaces an earlier one of the same key.
+    """
     is_local_read: bool = False
-    """The rank's own gradients were read before any reduction."""
+    """Whether the rank's own gradients were read before any reduction."""
     is_local_whole: bool = False
-    """All of them were: a rank that found nothing is not to blame."""
+    """Whether all of them were read: then a rank that found nothing is not to blame."""
     was_clipped_finite: bool | None = None
-    """This rank's shards were finite whenever the script clipped them by the norm of all ranks'; None: it did not."""
+    """Whether this rank's shards were finite whenever the script clipped them by the norm over all ranks; None if it did not clip."""
 
     def norm(self, loss_scale: float | None) -> float | None:
-        """L2 norm over all models, without a scaler's factor."""
+        """Return the L2 norm over all models, without the scaler's factor; None if nothing was read or the factor is not known."""
         if not self.square_sums or loss_scale is None:
             return None
         square_sum = sum(self.square_sums.values())
@@ -96,22 +100,25 @@ class Suspects(msgspec.Struct):
 
     tensors: list[Nonfinite] = msgspec.field(default_factory=list)
     is_applied: bool = False
-    """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
+    """Whether the optimizer was given a gradient that is not finite: neither a scaler nor the script held it back."""
     inputs: list[Nonfinite] = msgspec.field(default_factory=list)
-    """Tensors of the batch on a device, which are read in any step."""
+    """Inputs on a device that are not finite; they are read in every step."""
     fetched: list[tuple[str, torch.Tensor, int]] = msgspec.field(default_factory=list)
-    """What loaders gave in host memory, with each tensor's version then: labels go past the model, and a device tells of a NaN when the batch would be gone."""
+    """Tensors in host memory that loaders gave, with their versions then.
+
+    Labels do not go through the model, and when a device reports a NaN, the batch would be gone.
+    """
     odd: set[str] = msgspec.field(default_factory=set)
-    """Tensors of the batch in host memory that are not finite: by their nature, if the step turns out to be."""
+    """Paths of tensors of the batch in host memory that are not finite; if the step turns out to be finite, that is their nature."""
     call: Any = None
-    """The model's last call (`Inputs`), while a device decides on the step: should it leave it out, the call is replayed."""
+    """The model's last call (`Inputs`) while a device decides on the step; if the device leaves the step out, the call is replayed."""
     is_questioned: bool = False
-    """Its batch was looked at, and its call replayed, as far as either could be."""
+    """Whether the batch was examined and the call replayed, as far as either was possible."""
     is_skipped: bool = False
-    """A scaler answers for the step: that it went on says nothing about its batch."""
+    """Whether a scaler skipped the step, or may have: that training went on then says nothing about the batch."""
 
     def add(self, nonfinite: Nonfinite) -> None:
-        """Remember a tensor, up to a number that still fits a message; of gradients those nearest to the loss."""
+        """Add a tensor; of each kind only `MAX_SUSPECTS` are kept, of gradients those nearest to the loss."""
         self.tensors.append(nonfinite)
         alike = [entry for entry in self.tensors if entry.where == nonfinite.where]
         if len(alike) > MAX_SUSPECTS:
@@ -119,23 +126,23 @@ class Suspects(msgspec.Struct):
 
 
 class ReadingCost(msgspec.Struct):
-    """Seconds of the training thread."""
+    """Seconds of the training thread that went into readings."""
 
     gradients_s: float = 0.0
     check_s: float = 0.0
     guard_s: float = 0.0
-    """Of the guard, which reads at every step: a cost of any step, whatever is planned."""
+    """Seconds of the guard, which reads at every step, whatever is planned."""
 
 
 class StepTimes(msgspec.Struct):
-    """Fixed when the step ends, or is held."""
+    """The times of a step, which are fixed when it ends or is held."""
 
     seconds: float
     phase_seconds: dict[str, float]
 
 
 class OpenStep(msgspec.Struct, weakref=True, eq=False):
-    """What was seen of one step."""
+    """What was seen of one step so far."""
 
     step: int
     passes: BackwardPasses = msgspec.field(default_factory=BackwardPasses)
@@ -144,21 +151,21 @@ class OpenStep(msgspec.Struct, weakref=True, eq=False):
     suspects: Suspects = msgspec.field(default_factory=Suspects)
     cost: ReadingCost = msgspec.field(default_factory=ReadingCost)
     batch: int = 0
-    """Signature of what the models were fed; 0: nothing that can be signed."""
+    """Signature of the batch; 0 if nothing of it can be signed."""
     learning_rate: float | None = None
     roots: dict[str, int] = msgspec.field(default_factory=dict)
-    """By class of tensors: the fingerprint over all that must be equal on all replicas."""
+    """For each class of tensors, the fingerprint over all tensors that must be equal on all replicas."""
     numbers: dict[str, float] = msgspec.field(default_factory=dict)
     """Other figures, by the names of `records.NUMBERS`."""
     num_owed: int = 0
-    """Readings not answered yet."""
+    """Number of readings that have not been answered yet."""
     times: StepTimes | None = None
     is_told: bool = False
 
     def acquit(self, *, is_skipped: bool = False) -> None:
-        """Drop the suspects: they never reached the weights.
+        """Drop the suspects, because they never reached the weights.
 
-        A loss that was not finite stays to be told, unless its gradients were thrown away: by a scaler that skipped the step, or by the
+        A loss that was not finite is still reported, unless its gradients were thrown away by a scaler that skipped the step, or by the
         script, which then went on to another backward pass.
         """
         losses = self.losses
@@ -173,7 +180,7 @@ class OpenStep(msgspec.Struct, weakref=True, eq=False):
 
 
 class OwedAnswer:
-    """Who gets a reading's table; a step that is given waits for it. What the answer leads to raises into nobody."""
+    """Hands a reading's table to `then`, which may raise without harm; if a step is given, the step waits for the answer."""
 
     __slots__ = ("_guard", "_step", "_then")
 
@@ -183,14 +190,14 @@ class OwedAnswer:
             step.num_owed += 1
 
     def __call__(self, table: Any) -> None:
-        """It was answered."""
+        """Hand on the table of a reading that was answered."""
         step, self._step = self._step, None
         if step is not None:
             step.num_owed -= 1
         self._guard.attempt(self._then, table)
 
     def settle(self) -> None:
-        """Nobody waits any longer: it was answered, or never will be."""
+        """Let the step wait no longer, because the reading will never be answered."""
         step, self._step = self._step, None
         if step is not None:
             step.num_owed -= 1
@@ -202,46 +209,46 @@ class StepLog:
     def __init__(self) -> None:
         self.now = OpenStep(0)
         self.step = 0
-        """Completed optimizer steps."""
+        """Number of completed optimizer steps."""
         self._untold: deque[OpenStep] = deque()
 
     @property
     def micro_step(self) -> int:
-        """Completed backward passes of this step."""
+        """Number of completed backward passes of this step."""
         return self.now.passes.num_done
 
     @property
     def num_backwards(self) -> int:
-        """Of these, those that a halt undoes: a round that a scaler has skipped is over."""
+        """Number of these passes that a halt undoes; those of a round that a scaler skipped are over."""
         return self.now.passes.num_done - self.now.passes.num_dropped
 
     def drop(self) -> None:
-        """A scaler has skipped the step: it starts again and keeps its number."""
+        """Start the step again under its number, because a scaler has skipped it."""
         self.now.passes.num_dropped = self.now.passes.num_done
         self.now.passes.num_skipped_rounds += 1
 
     def close(self, times: StepTimes) -> None:
-        """The step is done; the next one begins."""
+        """End the step, and begin the next."""
         self.now.times = times
         self._untold.append(self.now)
         self.step += 1
         self.now = OpenStep(self.step)
 
     def ready(self) -> list[OpenStep]:
-        """Steps that can be told now."""
+        """Take the steps that can be reported now, in order."""
         out = []
         while self._untold and (self._untold[0].num_owed == 0 or len(self._untold) > MAX_UNTOLD):
             out.append(self._untold.popleft())
         return out
 
     def rest(self) -> list[OpenStep]:
-        """Steps that are over and not told, with what is known of them by now: nothing of a later one is told before them."""
+        """Take all steps that are over and not reported, complete or not, in order."""
         out = list(self._untold)
         self._untold.clear()
         return out
 
     def until(self, step: int) -> list[OpenStep]:
-        """Steps up to this one that were not handed out, complete or not."""
+        """Take the steps up to this one that were not handed out, complete or not, in order."""
         out = []
         while self._untold and self._untold[0].step <= step:
             out.append(self._untold.popleft())
@@ -249,9 +256,9 @@ class StepLog:
 
 
 class PhaseClock:
-    """Which phase the main thread is in; adds up the seconds of each phase between two `take`s.
+    """Knows which phase the main thread is in, and adds up the seconds of each phase between two `take`s.
 
-    evaluation   data   evaluation   other   forward        the batches and metrics of an evaluation are a part of it:
+    evaluation   data   evaluation   other   forward        the batches and metrics of an evaluation count as evaluation:
     └──────────── evaluation ────────────┘   forward        what is between its calls, and the script's own code after the last one
     """
 
@@ -260,10 +267,10 @@ class PhaseClock:
         self._since = clock.monotonic_s()
         self._seconds = [0.0] * len(PHASE_NAMES)
         self._evaluated: list[float] | None = None
-        """The seconds when the last evaluation's call ended, if no training was seen since."""
+        """Seconds of each phase when the last evaluation's call ended; None if training was seen since."""
 
     def enter(self, phase: Phase) -> Phase:
-        """Begin a phase; returns the one that it interrupts, to be entered again afterwards."""
+        """Begin a phase, and return the one that it interrupts, which is to be entered again afterwards."""
         now = clock.monotonic_s()
         interrupted = self.phase
         self._seconds[interrupted] += now - self._since
@@ -284,14 +291,14 @@ class PhaseClock:
         self._seconds[Phase.EVALUATION] += spent_s
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call."""
+        """Return the seconds of each phase since the last call."""
         self.enter(self.phase)
         seconds, self._seconds, self._evaluated = self._seconds, [0.0] * len(PHASE_NAMES), None
         return {name: spent for name, spent in zip(PHASE_NAMES, seconds, strict=True) if spent}
 
 
 class StepReporter:
-    """Tells steps and census; one for a rank."""
+    """Reports the steps and the census of one rank."""
 
     def __init__(self, context: "Context") -> None:
         self._context = context
@@ -302,12 +309,15 @@ class StepReporter:
         self._outline: Any = None
 
     def tell_ready(self) -> None:
-        """Steps that are over and whose readings have been answered."""
+        """Report the steps that are over and whose readings have been answered."""
         for step in self._context.log.ready():
             self._tell_once(step)
 
     def tell_until(self, number: int, investigate: Callable[[OpenStep], None]) -> None:
-        """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments. The last of them is bad, and is investigated."""
+        """Report the steps up to this one, in order; this one is bad, and is investigated first.
+
+        The device has come past these steps, so that its outstanding answers will come in a moment.
+        """
         steps = self._context.log.until(number)
         self._await_answers(steps)
         for step in steps:
@@ -316,7 +326,7 @@ class StepReporter:
             self._tell_once(step)
 
     def tell_rest(self) -> None:
-        """The script ends: all steps that are over, with what a device has answered of the last ones by now or answers in a moment."""
+        """Report all steps that are over when the script ends, after a short wait for a device's outstanding answers."""
         steps = self._context.log.rest()
         self._await_answers(steps)
         for step in steps:
@@ -329,13 +339,13 @@ class StepReporter:
             threading.Event().wait(0.001)
 
     def tell_held(self, step: OpenStep) -> None:
-        """The step under way, which is not applied; after all that came before it."""
+        """Report the current step, which is held and not applied, after all steps before it."""
         for before in self._context.log.rest():
             self._tell_once(before)
         self._tell_once(step)
 
     def _tell_once(self, step: OpenStep) -> None:
-        """One step, with what is known of it by now; if that cannot be said, that it is done."""
+        """Report one step with what is known of it by now; if that fails, report at least that it is done."""
         assert step.times is not None, "it is over, or held"
         if step.is_told:
             return
@@ -367,7 +377,7 @@ class StepReporter:
         return True
 
     def _blamed(self, step: OpenStep) -> list[Nonfinite]:
-        """What was not finite, if that was applied; of a step that was, what stands in a batch by right is learnt."""
+        """Return the tensors that were not finite if they were applied; otherwise learn which inputs are never finite, such as masks."""
         healthy_steps, found = self._context.inputs.healthy_steps, step.suspects.inputs
         fetched, step.suspects.fetched, step.suspects.call = step.suspects.fetched, [], None
         if not step.suspects.is_applied:
@@ -380,7 +390,7 @@ class StepReporter:
         return self._staged(step.suspects.tensors + known[:MAX_SUSPECTS])
 
     def _staged(self, found: list[Nonfinite]) -> list[Nonfinite]:
-        """The same, with the stage of a pipeline that this rank computes."""
+        """Return the same tensors, with the stage of a pipeline that this rank computes, if it computes one."""
         if self._context.inputs.stage is None:
             return found
         stage, is_first = self._context.inputs.stage
@@ -392,7 +402,7 @@ class StepReporter:
     def tell_census(
         self, optimizers: Sequence[torch.optim.Optimizer], ready_order: Collection[int], *, is_thorough: bool
     ) -> None:
-        """If it changed. A thorough look compares identities; between two, only numbers are compared with the last."""
+        """Report the census if it changed. A thorough look compares the tensors' identities, any other only their numbers."""
         models = self._context.models
         outline = [len(ready_order), *models.outline(optimizers)]
         if outline == self._outline and not is_thorough:
@@ -407,7 +417,7 @@ class StepReporter:
         self._told_census = known, held
 
     def heed_sidecar(self) -> None:
-        """Do what it orders, print what it wants printed, and say so once if nobody watches any more; looked for some fifty times a second at most."""
+        """Follow the sidecar's orders, print its notices, and report once if it is gone; this is done at most 50 times a second."""
         context, now_s = self._context, clock.monotonic_s()
         if now_s - self._heeded_s < HEED_S:
             return
@@ -423,11 +433,11 @@ class StepReporter:
 
 
 def tell_completed_before(context: "Context", optimizer: torch.optim.Optimizer) -> None:
-    """How far the run had come before this process made its first optimizer step; told once, before that step is applied.
+    """Report how many steps the run had completed before this process's first optimizer step; call it once, before that step is applied.
 
-    A script that goes on from a checkpoint says it to nobody. The Trainer and DeepSpeed count steps, skipped ones included. Else it is the count
-    that most optimizers keep with their moments, which comes back with them; a step that a scaler skips is in no such count, nor in ours.
-    Nothing is guessed: an optimizer without a count, or with one on a device, which we would have to wait for, says nothing.
+    A script that goes on from a checkpoint does not say so. The Trainer and DeepSpeed count steps, including skipped ones. Otherwise the count is
+    taken that most optimizers keep and restore with their moments; neither it nor ours includes steps that a scaler skipped. Nothing is guessed:
+    an optimizer without a count, or with a count on a device, for which we would have to wait, gives none.
     """
     found = context.frameworks.count_steps(optimizer)
     count, source = found if found is not None else (_own_count(optimizer), type(optimizer).__name__)
@@ -435,7 +445,7 @@ def tell_completed_before(context: "Context", optimizer: torch.optim.Optimizer) 
 
 
 def _own_count(optimizer: torch.optim.Optimizer) -> int | None:
-    """The largest count in its state: what was frozen for a while has counted less. None: it counts nothing."""
+    """Return the largest step count in the optimizer's state, as a tensor that was frozen for a while has counted less; None if there is none."""
     counts: list[Any] = [
         state.get("step") for state in (*optimizer.state.values(), *optimizer.param_groups) if isinstance(state, dict)
     ]
@@ -447,12 +457,12 @@ def _is_count(value: Any) -> bool:
         if not value.is_cpu or value.numel() != 1 or value.is_complex():
             return False
         value = value.item()
-    # NaN and infinity are equal to no floor of theirs.
+    # NaN and infinity fail the comparison with their floor.
     return type(value) in (int, float) and value >= 0 and value == value // 1
 
 
 class SidecarLink:
-    """Knows whether the sidecar is there and reads the page; a few microseconds."""
+    """Knows whether the sidecar is alive and reads the page; asking takes a few microseconds."""
 
     def __init__(self, page: PageWriter) -> None:
         self._page = page
@@ -462,7 +472,7 @@ class SidecarLink:
         self._is_lost = False
 
     def loss(self) -> str | None:
-        """Why nobody watches any more; said once, until it is watched again."""
+        """Return why nobody watches this rank any more, once each time that happens; None otherwise."""
         why = self._why()
         is_new = why is not None and not self._is_lost
         self._is_lost = why is not None
@@ -481,7 +491,7 @@ class SidecarLink:
         return f"its sidecar (process {pid}) has been silent for {silent_s:.0f} s" if silent_s > SILENT_S else None
 
     def _hold(self, pid: int) -> None:
-        """By a descriptor, so that the number cannot be taken for another process's."""
+        """Hold the process by a descriptor, so that its number cannot be mistaken for a later process's."""
         self._pid, self._poll = pid, None
         try:
             descriptor = os.pidfd_open(pid)
