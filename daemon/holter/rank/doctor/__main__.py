@@ -1,6 +1,6 @@
-"""`python -m holter.rank.doctor NAME…`: run these checks in turn; a line of JSON for whatever happens.
+"""`python -m holter.rank.doctor NAME…` runs these checks in turn, and prints a line of JSON for each event.
 
-It stops after a check that failed: a device error stays with its process, so the checks after it get another one.
+It stops after a check that failed: a device error persists in its process, so the checks after it are run in another one.
 """
 
 import importlib
@@ -20,8 +20,8 @@ NUM_FRAMES = 12
 
 
 def main(names: list[str]) -> None:
-    """Say what devices there are, then run."""
-    # What libraries print goes to standard error; standard output is ours.
+    """Print which devices there are, then run the checks."""
+    # What libraries print goes to standard error, so that standard output has only our lines.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
@@ -37,13 +37,13 @@ def main(names: list[str]) -> None:
         tell(out, finished)
         if finished.outcome == "failed":
             break
-    # Threads of a device that hangs, or of a library, are nothing to wait for.
+    # Exit without waiting for threads of a hung device or of a library.
     out.flush()
     os._exit(0)
 
 
 def run(check: PlannedCheck, num_devices: int, say: Any) -> Finished:
-    """One check; whatever it raises is its failure."""
+    """Run one check; anything that it raises counts as its failure."""
     began_s = clock.monotonic_s()
     if num_devices < check.num_devices:
         outcome = skipped(f"needs {check.num_devices} GPUs, this machine has {num_devices}")
@@ -71,7 +71,7 @@ def _call(check: PlannedCheck, say: Any) -> CheckOutcome:
 
 
 def tell(out: IO[str], what: object) -> None:
-    """One line."""
+    """Print one line of JSON."""
     out.write(msgspec.json.encode(what).decode() + "\n")
     out.flush()
 

@@ -1,4 +1,4 @@
-"""What holter costs: steps of a GPT with and without it, by turns, by the device's clock and by the wall's."""
+"""Measures what holter costs: steps of a GPT with and without it, by turns, timed by the device's clock and the wall clock."""
 
 import statistics
 from typing import NamedTuple
@@ -15,33 +15,33 @@ SHAPES = (
     GptShape(layers=12, width=768, heads=12, vocabulary=50304, length=512, batch=4),
     GptShape(layers=24, width=1024, heads=16, vocabulary=50304, length=512, batch=4),
 )
-"""The last has 355 M parameters."""
+"""Models from the smallest to the largest, which has 355 M parameters."""
 BYTES_A_PARAMETER = 30
-"""Weights, gradients and moments in float32, a bfloat16 copy, and activations, roughly."""
+"""Approximate memory per parameter: weights, gradients and moments in float32, a bfloat16 copy, and activations."""
 LONGEST_STEP_S = 0.05
-"""A step that takes longer is large enough: the next larger model has about ten times as much to do."""
+"""A model whose step takes longer is large enough: the next larger one has about ten times as much to compute."""
 BUDGET, FLOOR_S = 0.01, 0.0005
-"""As a job has them unless told otherwise (`config.py`, which lies above this package; a test holds them equal)."""
+"""A job's defaults from `config.py`, which this package may not import; a test keeps them equal."""
 NUM_PAIRS = 4
 ENOUGH_S = 40.0
-"""No further pair is begun after that."""
+"""Seconds after which no further pair is begun."""
 BLOCK_S = 1.5
 NUM_STEPS = (3, 20)
 WARM_STEPS = 4
 MAX_RATIO = 1.05
 MAX_EXTRA_S = 0.0015
-"""Of short steps the ratio says little; a step that grows by less is well."""
+"""Growth of a step below which its ratio is ignored, because for short steps the ratio says little."""
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step."""
+    """Seconds that one step takes, by either clock."""
 
     wall: float
     device: float
 
 
 def compare(say: Say) -> CheckOutcome:
-    """Pairs by turns, so that a machine that slows down slows both; the median of the pairs counts."""
+    """Time steps without and with holter in pairs, so that a machine that slows down slows both; the median of the pairs counts."""
     loop, shape = _largest(say)
     num_steps = round(min(max(BLOCK_S / _timed(loop, 2).wall, NUM_STEPS[0]), NUM_STEPS[1]))
     pairs: list[tuple[StepTime, StepTime]] = []
@@ -90,7 +90,10 @@ def _judge(pairs: list[tuple[StepTime, StepTime]], shape: GptShape, problems: li
 
 
 def _largest(say: Say) -> tuple[TrainingLoop, GptShape]:
-    """The largest model that memory holds and whose steps are not too long; the smallest where kernels are interpreted, which would take minutes for another."""
+    """Return the largest model that fits into memory, stopping at one whose steps are long enough.
+
+    Return the smallest if kernels are interpreted, because any other would take minutes.
+    """
     chosen = SHAPES[0]
     for shape in SHAPES if not _is_interpreted() else SHAPES[:1]:
         say(f"how large a model: {shape.num_parameters / 1e6:.3g} M parameters")

@@ -1,4 +1,4 @@
-"""What the machine has: devices, driver, torch, Triton and what it compiles with, NVML, the Flight Recorder."""
+"""Finds out what the machine has: devices, driver, torch, Triton and its compiler, NVML, the Flight Recorder."""
 
 import importlib
 import platform
@@ -20,7 +20,7 @@ COMPILER_DEADLINE_S = 20
 
 
 class FoundDevices(NamedTuple):
-    """What torch sees."""
+    """The devices that torch sees; `why_none` is empty if there are any."""
 
     names: list[str]
     why_none: str
@@ -28,7 +28,7 @@ class FoundDevices(NamedTuple):
 
 
 def devices() -> FoundDevices:
-    """The devices, or why there are none."""
+    """Return the devices, or why there are none."""
     version = str(torch.__version__)
     try:
         names = [_device_name(index) for index in range(torch.cuda.device_count())]
@@ -48,7 +48,7 @@ def devices() -> FoundDevices:
 
 
 def look(_: Say) -> CheckOutcome:
-    """What is missing, and what it costs."""
+    """Report the environment, and as problems what is missing and what that costs."""
     problems: list[str] = []
     facts: dict[str, Number] = {
         "python": platform.python_version(),
@@ -136,12 +136,12 @@ def _compiler(configured: str | None, problems: list[str]) -> str:
 
 
 def _abbreviated(path: Path) -> str:
-    """A report is pasted where everybody reads it."""
+    """Replace the home directory by `~`, because a report may be pasted where everybody can read it."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def _nvml(problems: list[str]) -> dict[str, Number]:
-    """Asked as the sidecar asks it."""
+    """Ask NVML in the same way as the sidecar does."""
     if not torch.version.cuda:
         return {"nvml": "not asked"}
     try:

@@ -1,4 +1,4 @@
-"""What is done about a bad step: a snapshot is put back, and a NaN does not reach the weights."""
+"""Checks what is done about a bad step: a snapshot is put back, and a NaN does not reach the weights."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,14 +15,14 @@ BUSY_S = 0.5
 NAN_STEP = 5
 JOB_S = 200.0
 MANY_STEPS = 100_000
-"""However long it takes until the host knows what the device has seen, the job is not over before."""
+"""So many steps that the job does not end before the host knows what the device has seen."""
 EXIT_CODE = 93
 OPTIMIZERS = ("fused", "foreach")
-"""The device leaves the step out by itself; the step waits for the device."""
+"""With fused, the device leaves the step out by itself; with foreach, the step waits for the device's answer."""
 
 
 def restores(say: Say) -> CheckOutcome:
-    """Weights and moments go back to a step of before, although the stream is busy and then writes to them."""
+    """Check that weights and moments go back to an earlier step although the stream is busy and then writes to them."""
     loop = small_loop()
     loop.step()
     kept: dict[int, list[torch.Tensor]] = {}
@@ -54,7 +54,7 @@ def restores(say: Say) -> CheckOutcome:
 
 
 def holds_nan(say: Say) -> CheckOutcome:
-    """Jobs whose batch has a NaN: each must end with a halt before the step, and with a checkpoint of finite weights."""
+    """Run jobs with a NaN in a batch; each must end with a halt before that step, and with a checkpoint of finite weights."""
     say("two jobs of one rank, side by side")
     with jobs.directory() as at, ThreadPoolExecutor(len(OPTIMIZERS)) as pool:
         ended = list(pool.map(lambda optimizer: _nan_job(at / optimizer, optimizer), OPTIMIZERS))
@@ -75,7 +75,7 @@ def _nan_job(at: Path, optimizer: str) -> jobs.EndedJob:
 
 
 def find_poison(job: jobs.EndedJob) -> list[str]:
-    """What speaks against a job that should have been held."""
+    """Return what is wrong with a job that should have been held before the NaN reached its weights; empty if all is well."""
     halt = job.halt
     if not halt:
         how = f"ended with exit code {job.code}" if job.code is not None else f"did not end within {JOB_S:.0f} s"

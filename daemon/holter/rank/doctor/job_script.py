@@ -21,7 +21,7 @@ FAULTY_RANK = 1
 
 
 def parse() -> argparse.Namespace:
-    """What is to happen."""
+    """Return the options that say how to train and with which fault."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--fault", choices=["none", "nan", "skip", "stop", "kill"], default="none")
@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
 
 
 def build(args: argparse.Namespace, *, is_distributed: bool) -> nn.Module:
-    """The model, wrapped as it is asked for."""
+    """Return the model, wrapped as the options say."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).cuda()
     if not is_distributed:
@@ -45,7 +45,7 @@ def build(args: argparse.Namespace, *, is_distributed: bool) -> nn.Module:
 
 
 def train(args: argparse.Namespace, model: nn.Module, rank: int, num_ranks: int) -> None:
-    """The loop."""
+    """Run the training loop, with the fault if one is asked for."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **{args.optimizer: True})
     generator = torch.Generator().manual_seed(rank)
     for step in range(args.steps):
@@ -70,7 +70,7 @@ def train(args: argparse.Namespace, model: nn.Module, rank: int, num_ranks: int)
 
 
 def main() -> None:
-    """Train; say whether the weights are finite; save them if a path is given."""
+    """Train, and save the weights if a path is given."""
     args = parse()
     rank, num_ranks = int(os.getenv("RANK", "0")), int(os.getenv("WORLD_SIZE", "1"))
     torch.cuda.set_device(rank % torch.cuda.device_count())

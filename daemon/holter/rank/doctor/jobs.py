@@ -1,4 +1,4 @@
-"""Real jobs under `-m holter`, each in a directory of its own, judged by what is in it afterwards."""
+"""Runs real jobs under `-m holter`, each in a directory of its own, and reads there what happened."""
 
 import contextlib
 import json
@@ -24,16 +24,16 @@ LOAD = ("--standalone", "--nproc-per-node")
 
 @dataclass(frozen=True)
 class EndedJob:
-    """A job that is over, or was ended."""
+    """A job that has ended, or was ended by us."""
 
     code: int | None
-    """None: it was ended, because enough was seen or because it took too long."""
+    """Exit code; None if we ended it, because enough was seen or because it took too long."""
     run_dir: Path
     said: list[str]
 
     @property
     def diagnoses(self) -> list[dict[str, Any]]:
-        """As written in the run directory."""
+        """Diagnoses that were written to the run directory."""
         return [
             json.loads(path.read_text(encoding="utf-8"))
             for path in sorted(self.run_dir.glob("incidents/*/diagnosis.json"))
@@ -41,21 +41,21 @@ class EndedJob:
 
     @property
     def halt(self) -> dict[str, Any]:
-        """What was halted for, and what was kept; empty: nothing was."""
+        """Content of `halt.json`: why the job was halted and what was kept; empty if it was not halted."""
         with contextlib.suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads((self.run_dir / "halt.json").read_text(encoding="utf-8"))
             return found
         return {}
 
     def named(self) -> set[tuple[str, int]]:
-        """Causes that come first in a diagnosis, with the ranks that they name."""
+        """Return (cause, rank) for each rank that the first cause of a diagnosis names."""
         tops = [diagnosis["causes"][0] for diagnosis in self.diagnoses if diagnosis["causes"]]
         return {(top["cause"], rank) for top in tops for rank in top["ranks"]}
 
 
 @contextlib.contextmanager
 def directory() -> Iterator[Path]:
-    """For one check."""
+    """Make a temporary directory for one check."""
     with tempfile.TemporaryDirectory(prefix="holter-doctor-", ignore_cleanup_errors=True) as made:
         yield Path(made)
 
@@ -69,7 +69,7 @@ def run(  # noqa: PLR0913 - what a job is, all named
     action: str = "",
     is_enough: Callable[[EndedJob], object] = lambda _: False,
 ) -> EndedJob:
-    """Run the script on so many ranks, under holter if an action is given, until it ends, enough is seen, or it is too late."""
+    """Run the script on `num_ranks` ranks, under holter if an action is given, until it ends, enough is seen, or the deadline has passed."""
     at.mkdir(parents=True, exist_ok=True)
     run_dir = at / "run"
     launcher = [] if num_ranks == 1 else ["-m", "torch.distributed.run", *LOAD, str(num_ranks)]
@@ -91,12 +91,12 @@ def run(  # noqa: PLR0913 - what a job is, all named
 
 
 def is_telling(line: str) -> bool:
-    """What holter said, and errors; a launcher's own summary names hosts and hides the cause."""
+    """Whether a line is one of holter's or an error; a launcher's own summary is left out, because it names hosts and hides the cause."""
     return line.startswith("holter: ") or ("Error" in line and "error_file" not in line and "ChildFailed" not in line)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """As a scheduler ends a job: the launcher first, which ends its ranks; then whatever is left."""
+    """End a job with SIGTERM to its process group, and with SIGKILL if it does not end in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break

@@ -1,4 +1,4 @@
-"""The kernels: they compile, and they say what the definition says."""
+"""Checks that the kernels compile, and that their results are those of the definition."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from holter_kernels.testing import check, from_bytes
 
 ANSWER_S = 60.0
 MAY_SPILL = "read_pass_of_both"
-"""Compiled for jobs of both kinds; what is read slowly there may spill, what is read fast does not (`triton_kernels`)."""
+"""A kernel for jobs with dtypes that are read fast and ones that are read slowly; only the slow path may spill registers (`triton_kernels`)."""
 FAST = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (0, 1, 3, 7, 1023, 1025, 2049, 5001)
-"""Around the edges of a word, a tile and a block."""
+"""Numbers of elements around the edges of a word, a tile and a block."""
 LONG = 40_001
-"""More than one program."""
+"""Number of elements that needs more than one program."""
 ENOUGH_S = 20.0
-"""Cases are taken in turn so long; the rest is told as not tried. A GPU needs a second or two for all."""
+"""Seconds after which no further case is tried; the report says how many were. A GPU needs a second or two for all."""
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 1e-41, -1e-41, 0.0, -0.0)
 
 
@@ -43,7 +43,7 @@ class Variant(NamedTuple):
 
 
 def variants() -> Iterator[Variant]:
-    """All that training uses; the exact histogram of the fast dtypes too, which `summarize` offers."""
+    """Yield all variants that training uses, and those with an exact histogram of the fast dtypes, which `summarize` offers."""
     for dtype, fmt in FORMATS.items():
         for is_aligned in (True, False) if dtype in FAST else (False,):
             histograms = ("sampled", "off", "exact") if is_aligned else ("sampled", "off")
@@ -53,7 +53,7 @@ def variants() -> Iterator[Variant]:
 
 
 def compile_all(say: Say) -> CheckOutcome:
-    """Launch every variant once, on tensors of one element's offset where it reads these too."""
+    """Launch every variant once; variants for any alignment read a tensor that is offset by one element."""
     wanted = list(variants())
     times: list[tuple[float, Variant]] = []
     for number, variant in enumerate(wanted):
@@ -109,13 +109,13 @@ def _reads_both(function: Any, kernel: Any) -> bool:
 
 
 def _in_cache(kernel: Any) -> Iterator[Any]:
-    """What Triton has compiled of a kernel in this process, and loaded."""
+    """Yield the compiled forms of a kernel that Triton has loaded in this process."""
     for cache in getattr(kernel, "device_caches", {}).values():
         yield from (one for one in cache[0].values() if getattr(one, "n_regs", None) is not None)
 
 
 class ReadingCase(NamedTuple):
-    """Something to read, and the plain CPU tensor that has the same elements in the same order."""
+    """A tensor to read, and the plain CPU tensor that has the same elements in the same order."""
 
     name: str
     given: torch.Tensor
@@ -124,7 +124,7 @@ class ReadingCase(NamedTuple):
 
 
 def agree(say: Say) -> CheckOutcome:
-    """Every case by the device, then by the definition on the host."""
+    """Compare, for every case, what the device computes with the definition on the host."""
     began_s, problems, num_tried, num_cases, num_elements = clock.monotonic_s(), [], 0, 0, 0
     with _one_rank():
         for case in cases():
@@ -144,7 +144,7 @@ def agree(say: Say) -> CheckOutcome:
 
 
 def cases() -> Iterator[ReadingCase]:
-    """The worst first: special values, then layouts, then sizes, each for every dtype."""
+    """Yield the cases, the most difficult first: special values, then layouts, then sizes, each for every dtype."""
     rng = np.random.default_rng(0)
     floats = [dtype for dtype, fmt in FORMATS.items() if fmt.is_float]
     for dtype in FORMATS:
@@ -204,7 +204,7 @@ def _sharded(grid: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _one_rank() -> Iterator[None]:
-    """A process group of this process alone, for DTensors; nothing is ever sent."""
+    """Make a process group of this process alone, which DTensors need; nothing is ever sent."""
     is_ours = not dist.is_initialized()
     if is_ours:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -233,7 +233,7 @@ def _disagreement(case: ReadingCase) -> str | None:
 
 
 def _why_given_up() -> str:
-    """What made the pass fall back to torch operations, in this process."""
+    """Return why the pass fell back to torch operations in this process."""
     return "; ".join(devices._triton_failed) or "it is not installed"  # noqa: SLF001 - said in a warning only, once
 
 

@@ -1,4 +1,4 @@
-"""What a check returns: ok, failed or skipped, one sentence, and the numbers that prove it."""
+"""Defines what a check returns: ok, failed or skipped, one sentence, and the numbers that prove it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -8,23 +8,23 @@ import msgspec
 Verdict: TypeAlias = Literal["ok", "failed", "skipped"]
 Number: TypeAlias = int | float | str | bool | None
 Say: TypeAlias = Callable[[str], None]
-"""Tells whoever waits how far a check is."""
+"""Reports the progress of a check to whoever waits for it."""
 SECONDS_SHOWN = 10.0
 
 
 class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one check."""
+    """The outcome of one check."""
 
     outcome: Verdict
     says: str
-    """One sentence with the numbers that matter; of a skipped check, why."""
+    """One sentence with the numbers that matter; for a skipped check, why it was skipped."""
     numbers: dict[str, Number] = {}
     details: list[str] = []
-    """More lines for whoever reads the report of a failure."""
+    """Further lines for the reader of a failure's report."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """An outcome on its way to whoever asked."""
+    """An outcome in the form that is sent to the doctor's main process."""
 
     check: str
     outcome: Verdict
@@ -35,24 +35,24 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(says: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
-    """All is as it should be."""
+    """Return the outcome of a check that found no problem."""
     return CheckOutcome(outcome="ok", says=says, numbers=dict(numbers or {}))
 
 
 def failed(says: str, numbers: Mapping[str, Number] | None = None, details: list[str] | None = None) -> CheckOutcome:
-    """Something is not, and what."""
+    """Return the outcome of a check that found a problem; `says` names it."""
     return CheckOutcome(outcome="failed", says=says, numbers=dict(numbers or {}), details=details or [])
 
 
 def skipped(why: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
-    """It cannot be looked at here, and why."""
+    """Return the outcome of a check that cannot be made on this machine; `why` says why not."""
     return CheckOutcome(outcome="skipped", says=why, numbers=dict(numbers or {}))
 
 
 def judged(
     problems: list[str], says: str, numbers: Mapping[str, Number] | None = None, said: Sequence[str] = ()
 ) -> CheckOutcome:
-    """Ok if there is no problem; else the first of them is the sentence, and the others, and what a job said, are details."""
+    """Return ok if there is no problem; else the first problem is the sentence, and the others and a job's output are the details."""
     if not problems:
         return ok(says, numbers)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -60,7 +60,7 @@ def judged(
 
 
 def duration(seconds: float) -> str:
-    """`0.31 ms`, `4.2 s`."""
+    """Return a duration as text: `0.31 ms`, `4.2 s`."""
     if seconds < 1e-3:  # noqa: PLR2004 - the unit's
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:

@@ -1,19 +1,19 @@
-"""The one list of checks, for whoever starts them; no torch is needed to read it."""
+"""The one list of checks, for the process that starts them; it can be imported without torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """One line of the report."""
+    """One check, which is one line of the report."""
 
     name: str
     asks: str
-    """The question that it answers."""
+    """What it checks, as the report words it."""
     where: str
-    """`module:function`, below this package."""
+    """`module:function` in this package."""
     deadline_s: float
-    """A device that hangs does not hang the doctor: the process is ended then."""
+    """Seconds after which the check's process is killed, so that a device that hangs does not hang the doctor."""
     num_devices: int = 1
 
 
@@ -39,5 +39,5 @@ NAMES = tuple(check.name for check in ALL)
 
 
 def find(name: str) -> PlannedCheck:
-    """By its name."""
+    """Return the check of this name."""
     return next(check for check in ALL if check.name == name)

@@ -1,4 +1,4 @@
-"""What the checks are tried on: small models, a loop, a monitor worn in this very process, a stream that is busy."""
+"""What the checks work on: small models, a training loop, a monitor in this process, a stream that is busy."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from holter.rank.monitor import Monitor
 RING_BYTES = 1 << 20
 TRIAL_CYCLES = 20_000_000
 ALL_AT_EVERY_STEP = 1e9
-"""A budget that holds nothing back: every reading is made at every step."""
+"""A budget so large that every reading is made at every step."""
 GUARD_WAIT_S = 600.0
-"""As a job has it unless told otherwise (`config.py`, which lies above this package; a test holds them equal)."""
+"""A job's default from `config.py`, which this package may not import; a test keeps them equal."""
 
 
 class GptShape(NamedTuple):
-    """A decoder of the usual kind."""
+    """Shape of a decoder of the usual kind, and of its batch."""
 
     layers: int
     width: int
@@ -35,7 +35,7 @@ class GptShape(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Tied embeddings counted once."""
+        """Number of parameters, with tied embeddings counted once."""
         return self.width * (self.vocabulary + self.length) + 12 * self.layers * self.width**2
 
 
@@ -57,7 +57,7 @@ class _Block(nn.Module):  # type: ignore[misc]  # torch is not looked into
 
 
 class Gpt(nn.Module):  # type: ignore[misc]  # torch is not looked into
-    """The model of the checks."""
+    """A small GPT."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Gpt(nn.Module):  # type: ignore[misc]  # torch is not looked into
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The loss of guessing each next token."""
+        """Return the loss of predicting each next token."""
         x = self.tokens(ids[:, :-1]) + self.places.weight
         logits = functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -82,7 +82,7 @@ class TrainingLoop:
         self._is_mixed = is_mixed
 
     def step(self) -> None:
-        """Forward, backward, update, gradients dropped."""
+        """Make one training step and drop the gradients."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self._is_mixed):
             loss = self.model(self.inputs)
         loss.backward()
@@ -91,27 +91,27 @@ class TrainingLoop:
 
 
 class Perceptron(nn.Module):  # type: ignore[misc]  # torch is not looked into
-    """Two layers: few tensors, since a device may be slow."""
+    """A model of two layers, with few tensors because a device may be slow."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
         loss: torch.Tensor = self.layers(inputs).square().mean()
         return loss
 
 
 def small_loop() -> TrainingLoop:
-    """Of a perceptron, the same at every call."""
+    """Return the loop of a perceptron, with the same weights and inputs at every call."""
     torch.manual_seed(0)
     model = Perceptron().cuda()
     return TrainingLoop(model, torch.randn(16, 32, device="cuda"))
 
 
 def gpt_loop(shape: GptShape) -> TrainingLoop:
-    """Of a GPT, in mixed precision."""
+    """Return the loop of a GPT in mixed precision, with the same weights and inputs at every call."""
     torch.manual_seed(0)
     model = Gpt(shape).cuda()
     ids = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1), device="cuda")
@@ -119,7 +119,7 @@ def gpt_loop(shape: GptShape) -> TrainingLoop:
 
 
 class _Agent:
-    """Asks of every step whether it is finite, as in a job that may be halted; these never have to be."""
+    """Stands in for a halt agent, so that every step is checked for being finite as in a job that may be halted; no step here may be held."""
 
     def is_wanted(self) -> bool:
         return True
@@ -133,7 +133,7 @@ class _Agent:
 
 @contextlib.contextmanager
 def worn(*, budget: float = ALL_AT_EVERY_STEP, floor_s: float = 0.0, snapshot_every: int = 0) -> Iterator[Monitor]:
-    """A monitor in this process, as a rank wears it; nobody reads what it writes."""
+    """Install a monitor in this process as in a rank; nobody reads what it writes."""
     page = PageWriter.create(rank=0, world_size=1, pid=os.getpid(), started_ticks=1, ring_bytes=RING_BYTES)
     monitor = Monitor(
         ObservationWriter(page, 0),
@@ -153,13 +153,13 @@ def worn(*, budget: float = ALL_AT_EVERY_STEP, floor_s: float = 0.0, snapshot_ev
 
 
 def failures(monitor: Monitor) -> list[str]:
-    """Hooks that raised, in sentences."""
+    """Return one sentence for each hook that raised."""
     return [f"{hook} failed {number} times" for hook, number in monitor.context.guard.failures.items()]
 
 
 @lru_cache(maxsize=1)
 def cycles_a_second() -> float:
-    """Of the clock that `torch.cuda._sleep` counts."""
+    """Return the rate of the clock that `torch.cuda._sleep` counts, in cycles per second."""
     torch.cuda._sleep(1000)  # noqa: SLF001 - nothing public keeps a stream busy without work
     torch.cuda.synchronize()
     began_s = clock.monotonic_s()
@@ -169,7 +169,7 @@ def cycles_a_second() -> float:
 
 
 class BusyStream:
-    """The current stream has nothing done for some time; the host can go on."""
+    """Blocks the current stream for some seconds while the host can go on."""
 
     def __init__(self, seconds: float) -> None:
         cycles = round(seconds * cycles_a_second())
@@ -179,5 +179,5 @@ class BusyStream:
 
     @property
     def is_busy(self) -> bool:
-        """Whether that is still so."""
+        """Whether the stream is still blocked."""
         return not self._event.query()

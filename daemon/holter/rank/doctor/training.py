@@ -1,4 +1,4 @@
-"""A real small training loop under a monitor: no hook waits, nothing is held, captured graphs and compiled models train as without."""
+"""Checks on a small training loop under a monitor that no hook waits, no memory is held, and captured graphs and compiled models train as without it."""
 
 import gc
 import warnings
@@ -11,20 +11,23 @@ from holter.rank.doctor.outcome import CheckOutcome, Number, Say, duration, judg
 from holter.rank.doctor.subjects import BusyStream, TrainingLoop, failures, small_loop, worn
 
 WARM_STEPS = 4
-"""Until tables are made and every kernel of the readings is loaded."""
+"""Number of steps until all tables are allocated and every kernel of the readings is loaded."""
 WATCHED_STEPS = 3
 BUSY_S = 1.0
 NUM_TRIALS = 2
 GROWTH_STEPS = 3
 MAX_SHARE = 0.03
-"""Of the gradients' bytes: the tables of the kernels take under one per cent."""
+"""Share of the gradients' bytes that holter may hold; the kernels' tables take under one per cent."""
 WIDTHS = (32, 64)
 NUM_LAYERS = 2
 SYNCHRONIZES = "synchronizing"
 
 
 def never_waits(say: Say) -> CheckOutcome:
-    """Synchronising calls by torch's own debug mode; then, since that does not see all of them, hooks behind a busy stream."""
+    """Check that no hook waits for the device.
+
+    torch's debug mode finds most synchronising calls; because it does not see all, steps are also run behind a busy stream.
+    """
     loop = small_loop()
     _train(loop, WARM_STEPS)
     if not _stays_busy(loop):
@@ -63,7 +66,7 @@ def _train(loop: TrainingLoop, num_steps: int) -> None:
 
 
 def _warned(loop: TrainingLoop) -> list[str]:
-    """What torch calls a synchronisation, by file and line: a hook that swallows an error does not hide a warning."""
+    """Return the file and line of each synchronisation of which torch warns; a hook that swallows errors cannot hide a warning."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -80,7 +83,7 @@ def _warned(loop: TrainingLoop) -> list[str]:
 
 
 def _place(path: str) -> str:
-    """A path that says nothing of whose machine it is."""
+    """Return the last three parts of a path, which do not show whose machine it is."""
     return "/".join(path.split("/")[-3:])
 
 
@@ -98,7 +101,7 @@ def _raised(loop: TrainingLoop) -> list[str]:
 
 
 def _stays_busy(loop: TrainingLoop) -> bool:
-    """Whether a step can be queued behind work that takes long."""
+    """Whether a step can be queued behind long work without waiting for it."""
     busy = BusyStream(BUSY_S)
     loop.step()
     is_busy = busy.is_busy
@@ -107,7 +110,7 @@ def _stays_busy(loop: TrainingLoop) -> bool:
 
 
 def holds_nothing(say: Say) -> CheckOutcome:
-    """Memory after `zero_grad(set_to_none=True)`: it does not grow by the step, and what holter has of its own does not grow with the gradients."""
+    """Check memory after `zero_grad(set_to_none=True)`: it must not grow from step to step, and holter's own must not grow with the gradients."""
     problems: list[str] = []
     extra, gradients = [], []
     growth = host_growth = 0
@@ -138,7 +141,7 @@ def holds_nothing(say: Say) -> CheckOutcome:
 
 
 def _allocated(width: int) -> tuple[int, int, int]:
-    """Bytes after a loop's steps, and how much they and the pinned ones have grown in the last of them."""
+    """Return the allocated bytes after a loop's steps, and the growth of these and of the pinned bytes in the second half of the steps."""
     model = nn.Sequential(*(nn.Linear(width, width, bias=False, device="cuda") for _ in range(NUM_LAYERS)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
     inputs = torch.ones(4, width, device="cuda")
@@ -155,7 +158,7 @@ def _allocated(width: int) -> tuple[int, int, int]:
 
 
 def _pinned_bytes() -> int:
-    """Pinned memory of this process; 0 where this torch does not say."""
+    """Return the bytes of pinned memory of this process; 0 if this torch does not tell."""
     ask: Any = getattr(torch.cuda, "host_memory_stats", None)
     if ask is None or not hasattr(torch._C, "_cuda_hostMemoryStats"):  # noqa: SLF001 - whether the build has it
         return 0
@@ -163,10 +166,10 @@ def _pinned_bytes() -> int:
 
 
 def captures(say: Say) -> CheckOutcome:
-    """A whole step captured and replayed, with and without a monitor: the same weights, bit for bit."""
+    """Check that a whole step, captured and replayed, gives the same weights bit for bit with a monitor as without."""
     try:
         expected = _replayed()
-    except Exception as error:  # noqa: BLE001 - no capture here, with or without us
+    except Exception as error:  # noqa: BLE001 - a capture does not work here even without us
         return skipped(f"a step cannot be captured here without holter: {_first_line(error)}")
     say("with holter")
     with worn() as monitor:
@@ -202,7 +205,7 @@ def _replayed() -> list[torch.Tensor]:
 
 
 def compiles(say: Say) -> CheckOutcome:
-    """A compiled model whose forward and backward passes are CUDA graphs of inductor's."""
+    """Check the same for a compiled model, whose forward and backward passes are CUDA graphs made by inductor."""
     say("without holter")
     try:
         expected = _compiled_steps()

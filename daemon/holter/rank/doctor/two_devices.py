@@ -1,4 +1,4 @@
-"""Two ranks on two devices, under NCCL: what goes wrong between them is named, and what can be saved is."""
+"""Checks with two ranks on two devices, under NCCL: what goes wrong between them is named, and the state is saved."""
 
 import torch
 
@@ -13,14 +13,14 @@ JOB_S = 150.0
 
 
 def names_skipped(say: Say) -> CheckOutcome:
-    """Rank 1 leaves out one all_reduce: the diagnosis names the cause and the rank."""
+    """Check that, if rank 1 leaves out one all_reduce, the diagnosis names the cause and the rank."""
     return _named(
         say, "skip", {"rank_missing_from_collective", "collective_order_mismatch"}, "an all_reduce that rank 1 left out"
     )
 
 
 def names_killed(say: Say) -> CheckOutcome:
-    """Rank 1 is killed: the same."""
+    """Check that, if rank 1 is killed, the diagnosis names the cause and the rank."""
     return _named(say, "kill", {"rank_dead"}, "the death of rank 1 by SIGKILL")
 
 
@@ -35,7 +35,7 @@ def _named(say: Say, fault: str, causes: set[str], what: str) -> CheckOutcome:
 
 
 def judge_named(job: jobs.EndedJob, causes: set[str], what: str) -> CheckOutcome:
-    """Whether one of these causes is what a diagnosis puts first, and of the right rank."""
+    """Return ok if a diagnosis puts one of these causes first, for the right rank."""
     named = sorted(job.named())
     texts = [f"{cause} on rank {rank}" for cause, rank in named]
     numbers: dict[str, Number] = {"diagnoses": len(job.diagnoses), "named": ", ".join(texts)}
@@ -46,7 +46,7 @@ def judge_named(job: jobs.EndedJob, causes: set[str], what: str) -> CheckOutcome
 
 
 def rescues(say: Say) -> CheckOutcome:
-    """Rank 1 comes to no collective any more, so rank 0's stream hangs: the state is saved all the same."""
+    """Check that the state is saved although rank 1 stops calling collectives, so that rank 0's stream hangs."""
     say("a job of two ranks, halted")
     with jobs.directory() as at:
         arguments = ["--fault", "stop", "--at", str(AT), "--steps", str(MANY_STEPS)]
@@ -57,7 +57,7 @@ def rescues(say: Say) -> CheckOutcome:
 
 
 def judge_rescue(job: jobs.EndedJob) -> CheckOutcome:
-    """Whether a healthy checkpoint was kept."""
+    """Return ok if a healthy checkpoint was kept."""
     halt = job.halt
     numbers: dict[str, Number] = {"step": halt.get("step"), "verdict": halt.get("verdict")}
     if not halt:
@@ -71,7 +71,7 @@ def judge_rescue(job: jobs.EndedJob) -> CheckOutcome:
 
 
 def shards(say: Say) -> CheckOutcome:
-    """`fully_shard`, with and without holter: the same weights, bit for bit, and no alarm."""
+    """Check that `fully_shard` ends with the same weights bit for bit with holter as without, and that there is no alarm."""
     problems: list[str] = []
     saved = []
     with jobs.directory() as at:

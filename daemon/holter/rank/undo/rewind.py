@@ -286,7 +286,7 @@ class Rewind:
         self.buffers = MovingBuffers(context)
         self.registered = RegisteredObjects()
         self.past: PastSteps | None = None
-        """How earlier steps began; None if no device can be behind the host."""
+        """How earlier steps began, in case a device is behind the host; set by the monitor."""
         self._step = 0
         self._beginning: RandomStates | None = None
         self._forward: RandomStates | None = None
