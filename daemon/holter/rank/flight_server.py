@@ -44,7 +44,7 @@ POLL_S = 0.005
 REQUEST_DEADLINE_S = 2.0
 LOG_LEVEL_ERROR = 2
 _STATE, _CONNECTED = 5, ("02", "03")
-"""Field of /proc/net/unix, and what it says of a connection that waits or is open."""
+"""Index of the state field in a line of /proc/net/unix, and its values for a connection that waits or is open."""
 
 
 class FlightServer:

@@ -86,7 +86,7 @@ class LogFunction(LibraryFunction):
 
 @dataclass(frozen=True)
 class Task:
-    """One rank's part in a save."""
+    """What one rank has to save, and how."""
 
     directory: Path
     """The framework's files go below `directory / STATE`."""
@@ -203,7 +203,7 @@ class Frameworks:
     )
     """For an optimizer, gradients that it will apply but does not hold yet, with names and parameters."""
     partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    """Optimizers of which each rank applies its own part, whether the other parts are finite or not."""
+    """Optimizers of which each rank steps its own part, and that do not skip a step whose gradients are not finite."""
     trains: "weakref.WeakKeyDictionary[Any, frozenset[int]]" = field(default_factory=weakref.WeakKeyDictionary)
     """For an optimizer that holds partitions, the ids of the models' parameters that are made from them."""
     partitions: "weakref.WeakKeyDictionary[Any, list[tuple[str, Any]]]" = field(

@@ -47,7 +47,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.own_s = 0.0
-        """Seconds spent in hooks since the start."""
+        """Seconds spent in hooks since the start; their waiting counts too."""
         self.computed_s = 0.0
         """Seconds of these in which the hooks computed; the rest they waited, for instance because the machine is busy."""
         self.failures: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Guard:
             self.is_on = before
 
     def count(self, name: str, error: Exception) -> None:
-        """Count a failure; the first of each hook is printed."""
+        """Count a failure, and print the first of each hook."""
         self.failures[name] += 1
         if self.failures[name] == 1:
             say(f"{name} failed and is now blind to part of the run: {type(error).__name__}: {error}")

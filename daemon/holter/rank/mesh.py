@@ -128,7 +128,7 @@ def group_ranks(group: Any) -> tuple[int, ...]:
 
 
 def of_flat(root: torch.nn.Module | None) -> dict[int, tuple[Holders, torch.Size | None]]:
-    """Return, for parameters under FSDP's first version, by id, the holders of the same part and the whole shape (None: the flat parameter's)."""
+    """Return, by parameter's id, the holders and whole shape of each parameter under FSDP's first version; flat parameters have no shape (None)."""
     found: dict[int, tuple[Holders, torch.Size | None]] = {}
     for module in torch.nn.Module.modules(root) if root is not None else ():
         handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None

@@ -44,7 +44,7 @@ CALLED_STEPS = 3
 
 
 class Model:
-    """One model of the script, with its tensors by name, in a fixed order."""
+    """One model of the script, and its tensors with names, in a fixed order."""
 
     def __init__(
         self,
@@ -516,7 +516,7 @@ class Models:
         self._models, self._components = models, components
 
     def has_flat(self, ids: AbstractSet[int]) -> bool:
-        """Whether one of these parameters is a flat shard of FSDP's first kind."""
+        """Whether one of these parameters is a flat shard of FSDP's first version."""
         return any(model.wrapper == FLAT and any(id(p) in ids for _, p in model.parameters) for model in self)
 
     def of(self, module: torch.nn.Module) -> Model | None:

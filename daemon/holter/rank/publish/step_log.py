@@ -46,7 +46,7 @@ STARTUP_S = 30.0
 
 
 class BackwardPasses(msgspec.Struct):
-    """How many backward passes the step has had, and what a loss scaler made of them."""
+    """Number of backward passes in the step, and of those that a loss scaler discarded."""
 
     num_done: int = 0
     num_dropped: int = 0
@@ -96,7 +96,7 @@ class GradientReading(msgspec.Struct):
 
 
 class Suspects(msgspec.Struct):
-    """Tensors that are not finite. They matter only if what the optimizer applies is not finite either."""
+    """Tensors that are not finite. They matter only if a gradient that the optimizer applies is not finite either."""
 
     tensors: list[Nonfinite] = msgspec.field(default_factory=list)
     is_applied: bool = False

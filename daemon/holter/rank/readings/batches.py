@@ -51,7 +51,7 @@ Leaf = tuple[str, torch.Tensor]
 
 @dataclass
 class Inputs:
-    """One call of a model: its arguments as they were, and their tensors by path."""
+    """One call of a model: its arguments as they were, and their tensors with paths."""
 
     model: Callable[[], torch.nn.Module | None]
     """A weak reference to the model: inputs kept in case of a NaN must not keep a model alive."""

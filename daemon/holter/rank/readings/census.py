@@ -127,7 +127,7 @@ def _is_short(buffer: torch.Tensor) -> bool:
 
 
 class CensusTaker:
-    """Takes the census of all watched models, in parts; values are read when a tensor is first seen."""
+    """Takes the census of all watched models, in parts; a tensor's values are read only when it is first seen."""
 
     def __init__(self, guard: Guard, declared_frozen: Sequence[str] = ()) -> None:
         self._guard = guard
@@ -269,9 +269,9 @@ class Selection:
     """Some entries of the census: parameters, or buffers."""
 
     size: int
-    """Number of all entries."""
+    """Number of all entries of the census, chosen or not."""
     places: np.ndarray
-    """Places of the chosen entries, ascending."""
+    """Places of the chosen entries among all, ascending."""
     tensors: list[torch.Tensor]
     over: Literal["parameters", "buffers"] = "parameters"
     keys: Sequence[str] = ()

@@ -43,7 +43,7 @@ RESOLUTION = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "fl
 LOST_FACTOR = 4.0
 """A step (learning rate times gradient) of this many units in the last place of the weight cannot be lost to rounding."""
 COPY_DISTANCE = 0.5
-"""A frozen tensor nearer to a live one than this, relative to it, is taken for its copy."""
+"""A frozen tensor is taken for a copy of a live one if their distance, divided by the live one's norm, is below this."""
 NUM_TWINS = 16
 NUM_COPY_ELEMENTS = 256
 MAX_GROUPS = 32
@@ -55,7 +55,7 @@ Parameters = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class ModuleGroup:
-    """Parameters of one module, by their places in the list that was grouped."""
+    """Parameters of one module, given by their places in the list that was grouped."""
 
     module: str
     dtype: str

@@ -258,7 +258,7 @@ class ComparisonProbe:
             self._read("buffers", chosen, chosen.tensors)
 
     def randomness(self) -> None:
-        """Compare the random state of the model's last call, where tensor-parallel ranks compute parts of one result and dropout is active."""
+        """Note the random state of the model's last call, if dropout is active and tensor-parallel ranks compute parts of one result."""
         if not any(model.axes for model in self._context.models):
             return
         call = self._context.inputs.last
@@ -430,7 +430,7 @@ class _OptimizerGroup:
     """Number of the group's replicas for which the optimizer keeps a state; it drops when a state is cleared."""
 
     def add_values(self, values: list[float]) -> None:
-        """Append the numbers as they are now."""
+        """Append the group's numbers, as they are now, to `values`."""
         optimizer = self.optimizer()
         assert optimizer is not None, "it is about to step"
         group = optimizer.param_groups[self.place]

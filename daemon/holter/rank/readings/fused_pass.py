@@ -52,7 +52,7 @@ class Readings:
         """Number of tensors that could not be read, in all readings together."""
         self._passes: dict[str, Pass] = {}
         self._open: deque[_Owed] = deque()
-        """Readings that a device has not answered, oldest first, and who gets their tables."""
+        """Readings that a device has not answered, oldest first, with the functions that get their tables."""
         self.kept: dict[str, tuple[list[int], Table]] = {}
         """Last table of each reading in `KEPT` that was answered at once, with its tensors' ids; of use while the tensors are unchanged."""
 
@@ -165,7 +165,7 @@ def count_nan(tensor: torch.Tensor) -> int:
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """Return the largest finite magnitude, 0 if there is none. Raises ValueError if the elements cannot be read."""
+    """Return the largest finite magnitude; 0 if the tensor is empty or not floating-point. Raises ValueError if its elements cannot be read."""
     plain = _plain(tensor)
     return float(summarize([plain], histogram="off").absmax[0]) if plain.is_floating_point() and plain.numel() else 0.0
 

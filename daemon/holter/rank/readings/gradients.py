@@ -70,7 +70,7 @@ class _AskedGradients:
 
 
 class GradientProbe:
-    """Looks for gradients that are not finite, and takes the norm."""
+    """Looks for gradients that are not finite, and takes their norm."""
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
-    """Whether it holds NaN or +Inf; a -Inf alone may be a mask."""
+    """Whether a tensor holds NaN or +Inf; a -Inf alone may be a mask."""
     return bool(torch.isnan(tensor).any() | torch.isposinf(tensor).any())
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of parameters from step to step: fingerprints, missing gradients, gradients that nobody cleared.
+"""What is remembered of parameters from step to step: fingerprints, missing gradients, and gradients that nobody cleared.
 
 after the last step read  |  before this step  |  after this step
 a                            b                    c           a != b: moved between steps;  b != c: moved in this one
@@ -20,9 +20,9 @@ MAX_NAMES = 32
 MANY = 16
 """A tensor with at least so many elements does not return to its old value by chance."""
 SCALED_SHARE, LEAST_SCALED = 0.02, 5e-6
-"""How well ratios must agree, as a share of their distance from one, and the least distance that is not rounding."""
+"""How closely ratios must agree, as a share of their distance from one, and the least distance that is not due to rounding."""
 LONG_STEPS = 8
-"""Steps after which an idle parameter is worth an inspection."""
+"""Number of steps after which an idle parameter is worth an inspection."""
 MAX_WATCHED = 1024
 """Number of parameters without a gradient that are looked at in every step."""
 NUM_WATCHED = 4
@@ -41,14 +41,14 @@ class _KnownTensor:
     before: int = 0
     """Fingerprint before the last step that was read."""
     num_still: int = 0
-    """Readings in a row, before this one, in which it had not moved."""
+    """Number of readings in a row, before this one, in which the tensor had not moved."""
     sizes: tuple[float, ...] = ()
     """Norm, sum of magnitudes, least and largest value at the last reading before which it had moved."""
 
 
 @dataclass
 class MovedTensors:
-    """Which tensors of a list moved and when, by their places in it."""
+    """Places of the tensors of a list that moved, by when and how they moved."""
 
     in_step: list[int] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class MovedTensors:
 
 
 class FingerprintHistory:
-    """The last fingerprints of each tensor."""
+    """Keeps the last fingerprints of each tensor."""
 
     def __init__(self) -> None:
         self._known: dict[int, _KnownTensor] = {}

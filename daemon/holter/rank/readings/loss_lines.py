@@ -48,10 +48,10 @@ WORDS = {
 
 @dataclass
 class LossTrace:
-    """What is known of a loss that is not finite."""
+    """What is known about a loss that is not finite."""
 
     operation: str = ""
-    """`log of 3 of 8 values that are zero or negative`; empty: the graph does not tell."""
+    """What went wrong, such as `log of 3 of 8 values that are zero or negative`; empty if the graph does not tell."""
     is_of_nothing: bool | None = None
     """Whether the operation is an average over no values; None if a part of the graph cannot be read."""
     are_outputs_finite: bool | None = None

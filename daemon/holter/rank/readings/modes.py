@@ -26,7 +26,7 @@ NORMS = (nn.modules.batchnorm._NormBase,)  # noqa: SLF001
 
 
 class ModeProbe:
-    """Follows the modes of the calls that are trained."""
+    """Notes in which modes trained modules are called, and reports when that changes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

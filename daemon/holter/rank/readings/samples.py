@@ -64,7 +64,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 class Samples:
-    """Sampled weights and gradients of groups of parameters, as they are before a step."""
+    """Samples weights and gradients of groups of parameters before a step, and finds what the step added."""
 
     def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
         each = max(1, MAX_TENSORS // max(len(groups), 1))
