@@ -1,4 +1,4 @@
-"""For ranks that write a file each: finds the rank that only the name of a file shows.
+"""Finds a file's rank by its name, for jobs in which each rank writes a file of its own.
 
 logs/rank_3.log   train.rank03.out   attempt_0/3/stderr.log (torchrun's --log-dir)
 """

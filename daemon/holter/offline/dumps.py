@@ -68,7 +68,7 @@ class Dumps:
 
     @property
     def taken_ns(self) -> int:
-        """When they were made, as far as the newest call tells."""
+        """Wall-clock time of the newest call in any dump, taken as the time at which they were made; 0 if there is no dump."""
         return max((flight.taken_ns for flight in self.flights.values()), default=0)
 
     def observations(self) -> Iterator[Observation]:
@@ -116,7 +116,7 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
             flights[rank], files[rank] = flight, path
     if not flights:
         raise UsageError(_nothing(paths, failures))
-    # They are from one moment: none is older than the newest call in any of them.
+    # All dumps count as made at one moment, which is not before the newest call in any of them.
     taken_ns = max((call.created_ns for flight in flights.values() for call in flight.calls), default=0)
     flights = {rank: msgspec.structs.replace(flight, taken_ns=taken_ns) for rank, flight in sorted(flights.items())}
     return Dumps(flights, files, tuple(remarks), tuple(failures))

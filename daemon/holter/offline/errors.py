@@ -25,11 +25,11 @@ class Kind:
 
     name: str
     words: tuple[str, ...]
-    """The line contains one of these, as it is written."""
+    """A line of this kind contains one of these, in this case."""
     reads: re.Pattern[str] | None = None
-    """Pattern whose groups are kept."""
+    """Pattern whose named groups are kept as values; None if nothing is read."""
     needs: bool = False
-    """Whether a line that the pattern does not match is something else."""
+    """Whether the pattern must match, or else the line is not of this kind."""
 
 
 KINDS = (
@@ -95,7 +95,7 @@ _PREFIX = re.compile(
     r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+"
 )
 _HARMLESS = re.compile(r"^[WI]\d{4} |\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
-"""Marks of a logger at a harmless level: a traceback that it passes on has been dealt with."""
+"""Matches a logger's mark of a harmless level: a traceback after it was already handled by the script."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAST = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Iteration)?)(?::\s?(?P<text>.*))?$"
@@ -104,7 +104,7 @@ _BARE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)):\
 _SHOWN = re.compile(
     r"^│\s+(?P<file>/\S+\.py):(?P<line>\d+) in\s*(?P<function><?\w*>?)|^(?P<cell>(?:~|/|<ipython)[^ ]*(?:\.py|>)) in (?P<name><?\w+>?)\("
 )
-"""A frame as rich and notebooks show it."""
+"""Matches a frame as rich and notebooks show it."""
 _SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
 _ONE_FAILURE = re.compile(r"^\s*rank\s*: \d+ \(local_rank: \d+\)\s*$")
 MEANT = ("KeyboardInterrupt", "SystemExit: 0", "BdbQuit")
@@ -131,7 +131,7 @@ class _Open:
 
 
 class ErrorReader:
-    """Takes the lines of one file and keeps what broke."""
+    """Takes the lines of one file and keeps the errors that they report."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -148,7 +148,7 @@ class ErrorReader:
         """Error -> number of rows of numbers that came before it."""
 
     def places(self, chunk: bytes) -> Iterator[int]:
-        """Yield the places in a chunk where an error may be reported; all lines of tracebacks."""
+        """Yield the positions in a chunk at which an error may be reported, and those of a traceback's further lines."""
         for word in SEARCHED:
             at = chunk.find(word)
             num = 0
@@ -165,7 +165,7 @@ class ErrorReader:
         self._tail = (self._tail[1], text)
         self._has_summary |= text.lstrip().startswith(("Failures:", "Root Cause"))
         if not self._has_summary and _ONE_FAILURE.match(text):
-            # The one failure was cut out of its summary.
+            # The log has only this one failure, without the summary around it.
             self._is_root, self._summary = True, {"line": str(number)}
         if self._is_root and self._of_summary(text, number, step):
             return True
@@ -186,12 +186,12 @@ class ErrorReader:
             if opened is not None and self._goes_on(opened, opened.own(text), number, rank):
                 return True
         if text.startswith("Exception ignored in"):
-            # The interpreter prints it while it cleans up; the traceback that follows has stopped nothing.
+            # The interpreter prints this while it cleans up; the traceback that follows has stopped nothing.
             self._ignores = True
             return True
         if TRACEBACK in text:
             before = text.partition(TRACEBACK)[0]
-            # In joined lines, or after an unfinished progress bar, what comes before was a message of its own.
+            # In joined lines, or after an unfinished progress bar, the text before is a message of its own.
             self._is_known(before, number, step, rank)
             self._open[rank] = _Open(
                 number,
@@ -286,7 +286,7 @@ class ErrorReader:
         self._is_known(text, number, opened.step, opened.rank)
 
     def _of_summary(self, text: str, number: int, step: int) -> bool:
-        """Read what torchrun's summary says of the first failure."""
+        """Read a line of torchrun's summary about the first failure; return whether it is one."""
         found = _SUMMARY.match(_PREFIX.sub("", text))
         if found:
             self._summary[found.group(1)] = found.group(2).strip()
@@ -327,7 +327,7 @@ class ErrorReader:
         self._rows[key] = self._num_rows
 
     def finish(self, step: int, num_rows: int = 0) -> Iterator[LoggedError]:
-        """Yield what broke, in the order of the file, which has this many rows of numbers."""
+        """Yield the errors in the order of the file, which has `num_rows` rows of numbers."""
         for opened in self._open.values():
             if opened.frames:
                 text = "the traceback ends without its last line"
@@ -357,10 +357,10 @@ class ErrorReader:
 
 
 def _how_cut(tail: tuple[str, str]) -> str:
-    """Return how the log ends, because ranks that say nothing may have been about to.
+    """Return how the log ends, because ranks without a message may have been about to print one.
 
-    `is_cut`: in the middle of a watchdog's message. `is_last`: with a line of one, although processes end with other lines.
-    Empty otherwise.
+    `is_cut`: in the middle of a watchdog's message. `is_last`: with a whole line of one, although processes end with other
+    lines. Empty otherwise.
     """
     end = tail[1].rstrip("\n")
     if any("ProcessGroupNCCL" in line for line in tail) and end[-1:].isalpha():
@@ -386,7 +386,7 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def _alike(prefix: str) -> str:
-    """Replace digits, because times and process ids differ from line to line but have one length."""
+    """Replace all digits by 0, because times and process ids differ from line to line but have the same length."""
     return re.sub(r"\d", "0", prefix)
 
 

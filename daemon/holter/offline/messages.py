@@ -12,14 +12,14 @@ MEMORY_XIDS = frozenset({48, 63, 64, 94, 95})
 LINK_XIDS = frozenset({74})
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
 MANY_OVERFLOWS = 16
-"""Number of overflows in a row that are no search for a scale."""
+"""Number of overflows in a row from which on they are no longer the scaler's search for its scale."""
 MIN_LOW_OVERFLOWS, LOW_SCALE = 5, 4
-"""Number of overflows that are no search either if they lead to so low a scale: it would mean gradients beyond sixteen
-thousand."""
+"""Smaller number of overflows that is no search either if it leads to so low a scale, which would mean gradients beyond
+sixteen thousand."""
 TINY_SCALE = 2.0**-10
-"""Scale at which two overflows are enough: it would mean gradients beyond sixty million."""
+"""Scale at or below which two overflows are enough: it would mean gradients beyond sixty million."""
 MANY_ROWS = 12
-"""Number of rows of numbers after an error from which on training has continued in spite of it."""
+"""Number of rows of numbers after an error from which on we conclude that training has continued in spite of it."""
 SURVIVED = frozenset({"traceback", "connection_lost", "worker_killed", "device_oom", "label_range", "loss_stopped"})
 """Errors that a script can catch, or after which it can be started again."""
 FACTS = {
@@ -34,7 +34,7 @@ ORDER = (
     "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
     "watchdog_stuck", "work_status", "killed", "device_error", "unreachable", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
 )  # fmt: skip
-"""Kinds of errors; what explains others comes first: a lost rank, then what a script raised, then those who waited."""
+"""Kinds of errors, those that explain others first: a lost rank, then an exception of the script, then ranks that waited."""
 VICTIM = re.compile(
     r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|DistNetworkError|connectFullMesh|gloo/transport|ChildFailedError|ProcessRaisedException|broken pipe",
     re.IGNORECASE,
@@ -46,13 +46,13 @@ DEVICE = re.compile(
 LOST = re.compile(
     r"loss (?:is|became|was) (?:nan|inf)|(?:nan|infinite) loss|loss became infinite or nan", re.IGNORECASE
 )
-"""Matches what a script raises when it checks its own loss."""
+"""Matches the exception of a script that checks its own loss."""
 LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
-"""Matches what a launcher raises when a rank has failed, which says nothing else."""
+"""Matches the exception of a launcher when a rank has failed, which has no further information."""
 
 
 def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """Yield at most one finding, for the error that explains the others."""
     known = [
         error
         for error in errors
@@ -81,7 +81,7 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
 
 
 def _is_collapse(error: LoggedError) -> bool:
-    """Whether skipped steps are more than a search for a scale: very many, or down to a scale that no gradient should need."""
+    """Whether a loss scaler skipped more steps than a search for its scale: very many, or down to a scale that no gradient should need."""
     has_gone_on = error.num_rows_after >= MANY_ROWS
     lowest, at_floor = float(error.values.get("lowest", "inf")), int(error.values.get("at_floor", "0"))
     is_low = at_floor > 1 or (error.num_times >= MIN_LOW_OVERFLOWS and lowest <= LOW_SCALE)
@@ -102,12 +102,12 @@ def _place(error: LoggedError) -> int:
     if kind == "traceback" and LAUNCHER.search(error.text):
         return len(ORDER)
     if kind == "traceback" and DEVICE.search(error.text):
-        # The line that raises it is seldom the one that caused it.
+        # The line that raises a device error is seldom the one that caused it.
         kind = "device_error"
     if kind == "traceback" and LOST.search(error.text):
         kind = "loss_stopped"
     if kind == "traceback" and not error.values.get("type") and all(LIBRARY.search(one.file) for one in error.frames):
-        # It ends before its message, and not in the script's own code.
+        # The traceback ends before its message, and none of its frames is in the script's own code.
         kind = "root_cause"
     if kind == "traceback" and VICTIM.search(error.text):
         # A gloo timeout is reported twice: as a traceback, and as the message in it.
@@ -191,7 +191,7 @@ _OF_KIND: Mapping[str, Callable[[LoggedError, str, str], Said]] = {
 
 
 def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
-    """Return the ranks that report it, or if none does, those that the launcher names."""
+    """Return the ranks that report the leading error, or if none does, those that the launcher names."""
     said = {
         error.rank
         for error in known
@@ -208,7 +208,7 @@ def _unranked(text: str) -> str:
 
 
 def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
-    """Find which ranks are missing, by the sequence numbers of all ranks that report."""
+    """Judge a timeout: find which ranks are missing, by the sequence numbers of all ranks that report."""
     spoke = [error for error in known if error.kind in {"watchdog", "work_status"} and error.rank is not None]
     calls: dict[int, tuple[int, str, str]] = {}
     for error in spoke:
@@ -247,7 +247,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
-    """Return each rank's last call in the group that most ranks report; every group counts by itself."""
+    """Return rank -> number of its last enqueued call, in the group that most ranks report, because each group counts by itself."""
     groups: dict[str, dict[int, int]] = {}
     for error in spoke:
         if error.rank is not None and "enqueued" in error.values:
@@ -257,7 +257,7 @@ def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
 
 
 def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[dict[str, bool], tuple[int, ...], str] | None:  # fmt: skip
-    """Find ranks that are in different calls: at one number, or if few ranks report, at numbers far apart."""
+    """Find ranks that are in different calls with one number, or if few ranks report, at numbers far apart; None if there are none."""
     at_one = {call for call in calls.values() if call[0] == sequence}
     if len({call[1] for call in at_one}) > 1 or len({call[2] for call in at_one}) > 1:
         counts = {call: [rank for rank, own in calls.items() if own == call] for call in at_one}
@@ -273,7 +273,7 @@ def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[di
 
 
 def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
-    """Find the ranks that wait: they say so, and those for which they wait say nothing."""
+    """Judge gloo's timeout: find the ranks that report that they wait, and so the others, for which they wait."""
     waiting = {error.rank for error in known if error.kind == "gloo_timeout" and error.rank is not None}
     silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
     if not waiting or not silent or len(silent) > len(waiting):
@@ -283,7 +283,7 @@ def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
 
 
 def _earlier(calls: Mapping[int, tuple[int, str, str]]) -> tuple[int, ...]:
-    """Return the few ranks whose call has a lower number than most."""
+    """Return the few ranks whose call has a lower number than that of most; empty if there are none."""
     numbers = sorted(number for number, _, _ in calls.values())
     usual = numbers[len(numbers) // 2] if numbers else 0
     few = tuple(sorted(rank for rank, (number, _, _) in calls.items() if number < usual))

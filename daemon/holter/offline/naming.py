@@ -47,33 +47,33 @@ def tidy(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def words(name: str) -> tuple[str, ...]:
-    """Return its words, in lower case."""
+    """Return the words of a name, in lower case."""
     return tuple(word for word in _WORDS.split(_CAMEL.sub("_", name).lower()) if word)
 
 
 def is_step(name: str) -> bool:
-    """Whether it counts steps."""
+    """Whether a number of this name counts steps."""
     return name in _STEP
 
 
 def is_held_out(name: str) -> bool:
-    """Whether it was measured on data that are not trained on."""
+    """Whether a number of this name was measured on data that are not trained on."""
     return any(word in HELD_OUT for word in words(name))
 
 
 def counts_the_run(name: str) -> bool:
-    """Whether it counts steps from the run's beginning, whatever else its line counts."""
+    """Whether a number of this name counts steps from the run's beginning, whatever else its line counts."""
     return name in _OF_THE_RUN
 
 
 def is_epoch(name: str) -> bool:
-    """Whether it counts epochs."""
+    """Whether a number of this name counts epochs."""
     return name in _EPOCH
 
 
 @lru_cache(maxsize=8192)
 def role(name: str) -> Role:  # noqa: PLR0911 - one line a role
-    """Return what a series is, for series that detectors look at; empty for something of the script's own."""
+    """Return what a series of this name measures, if detectors look at it; empty for anything else, such as a script's own measures."""
     parts = words(name)
     own = [word for word in parts if word not in _PLAIN and not word.isdigit()]
     if not own:
@@ -101,16 +101,16 @@ _MEASURES = frozenset({"loss", "acc", "accuracy", "ppl", "perplexity", "kl", "en
 
 @lru_cache(maxsize=8192)
 def is_measured(name: str) -> bool:
-    """Whether it is measured in training.
+    """Whether a number of this name is measured in training.
 
-    What a log prints before (sizes, limits, shares of a download) is no point of a curve.
+    Numbers that a log prints before training (sizes, limits, shares of a download) are no points of a curve.
     """
     return bool(role(name) or set(words(name)) & _MEASURES or is_reward(name) or of_policy(name) or module_of_gradient(name))  # fmt: skip
 
 
 @lru_cache(maxsize=8192)
 def module_of_gradient(name: str) -> str:
-    """Return the layer whose gradient norm this is; empty if it is none."""
+    """Return the layer whose gradient norm has this name; empty if it is no layer's gradient norm."""
     if role(name) == "gradient_norm" or "clip" in name or "scale" in name:
         return ""
     found = _GRAD_NAME.match(name)
@@ -128,14 +128,14 @@ def module_of_gradient(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def is_stage(name: str) -> bool:
-    """Whether it counts the stages of a plan: `stage`, `curriculum/level`, `task_id`."""
+    """Whether a number of this name counts the stages of a plan: `stage`, `curriculum/level`, `task_id`."""
     parts = set(words(name)) - _PLAIN
     return bool(parts & _STAGES) and parts <= _STAGES | {"id", "idx", "index", "level", "number", "num"}
 
 
 @lru_cache(maxsize=8192)
 def is_reward(name: str) -> bool:
-    """Whether it belongs to reinforcement learning, where the loss does not say how good the policy is."""
+    """Whether a number of this name belongs to reinforcement learning, where the loss does not say how good the policy is."""
     parts = set(words(name))
     # `dice_score` measures a model, `critic/score` rewards a policy.
     is_score = bool(parts & {"score", "scores"} and parts & {"objective", "critic", "rollout", "ppo", "policy", "env", "episode"})  # fmt: skip
@@ -154,7 +154,7 @@ _MEANT = {"entropy": "entropy", "kl": "kl", "reward": "reward", "rewards": "rewa
 
 @lru_cache(maxsize=8192)
 def of_policy(name: str) -> str:
-    """Return the live detectors' name for a measure of a policy; empty if it is none.
+    """Return the live detectors' name for a measure of a policy; empty if the name is not of one.
 
     `policy/entropy_avg` -> `entropy`, `rollout/ep_rew_mean` -> `reward`.
     """
@@ -163,19 +163,19 @@ def of_policy(name: str) -> str:
 
 
 def is_preference(names: Collection[str]) -> bool:
-    """Whether rewards are those of a preference loss (DPO and similar), which is minimised like any other."""
+    """Whether rewards among these names are those of a preference loss (DPO and similar), which is minimised like any other."""
     return any(name.endswith(("rewards/margins", "rewards/chosen")) for name in names)
 
 
 @lru_cache(maxsize=8192)
 def is_adversarial(name: str) -> bool:
-    """Whether it belongs to one of two models that train against each other."""
+    """Whether a loss of this name belongs to one of two models that train against each other."""
     return "loss" in name and bool(_ADVERSARIAL.search(name))
 
 
 @lru_cache(maxsize=8192)
 def term_of_loss(name: str) -> str:
-    """Return the term of a loss that is a sum; empty if it is none.
+    """Return which term of a summed loss has this name; empty if it is no term.
 
     `loss_bbox` -> `bbox`, `loss/kl` -> `kl`, `cls_loss` -> `cls`.
     """
@@ -187,7 +187,7 @@ def term_of_loss(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def held_out_term(name: str) -> str:
-    """Return the same for a loss on held-out data: `box` for `val/box_loss`."""
+    """Return which term of the loss on held-out data has this name: `box` for `val/box_loss`; empty if it is no such term."""
     return _term(name) if set(words(name)) & HELD_OUT else ""
 
 
