@@ -1,8 +1,8 @@
 """Judges what a curve alone shows, with few points or many: since when a loss rises, is not a number or never moves, and where two curves separate.
 
 The live detectors need dozens of single steps; a log may have ten epochs, or a point per thousand steps, smoothed, resumed
-and with gaps. Here levels are medians of stretches, a change is measured against the scatter of its own curve and against
-the way that the curve had come, and it must last until the end: a curve that comes back shows no fault. Pure.
+and with gaps. Here levels are medians of stretches. A change is compared with the scatter of its own curve and with how far
+the curve had fallen before, and it must last until the end: a curve that comes back shows no fault. Pure.
 """
 
 import math
@@ -19,7 +19,7 @@ from holter.records import Evidence, Finding
 
 MIN_POINTS = 6
 MIN_SKIPPED, MIN_SKIPPED_LOGS = 16, 3
-"""Number of steps skipped in a row, and of logs that show it: a search for a scale takes fewer."""
+"""Number of steps skipped in a row, and of logs that show it, from which on this is no search for a scale, which takes fewer."""
 FEW = 20
 """Number of stretches below which a robust scatter says little."""
 
@@ -37,7 +37,7 @@ class CurveOnset:
 
 
 def judge(curves: Curves) -> Iterator[Finding]:
-    """Yield at most one finding on the loss, and those that other curves show by themselves."""
+    """Yield at most one finding on the loss or the norm, and those that other curves show by themselves."""
     found = _nonfinite(curves)
     if found is None:
         found = norms.silent(curves)
@@ -60,9 +60,10 @@ def judge(curves: Curves) -> Iterator[Finding]:
 
 
 def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
-    """Return since when the curve has been far above its best stretch until the end; None if it has not.
+    """Return since when the curve has been far above its best stretch, until the end; None if it does not end there.
 
-    It must not be on its way back. If the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
+    A curve that is falling again does not count. If the learning rate went up for good (`is_rate_up`), a slow fall after the
+    jump is no recovery.
     """
     if len(points) < MIN_POINTS:
         return None
@@ -77,7 +78,7 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
     noise = max(0.0 if _is_turned(levels, place) else scatter(levels), 0.005 * abs(best), 1e-9)
     height, way = now - best, max(0.0, start - best)
     since = levels[place + 1 :]
-    # Two stretches before a peak and after it say more than one: a single odd end is no rise.
+    # A single odd stretch at the end is no rise.
     enough = 0.0 if _is_steady_climb(levels[place:], best) else 0.3 * way
     if len(since) < 2 or height < max(6 * noise, enough, 0.15 * abs(best)):  # noqa: PLR2004 - as above
         return None
@@ -94,16 +95,16 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
 
 
 def _is_steady_climb(levels: Sequence[float], best: float) -> bool:
-    """Whether it climbs from stretch to stretch for long, to nearly twice its best.
+    """Whether the curve climbs from stretch to stretch for long, to nearly twice its best.
 
-    Then it need not have lost much of the way it had come.
+    Then it need not have lost much of its earlier fall.
     """
     ups = sum(b > a for a, b in pairwise(levels))
     return len(levels) >= 10 and ups >= 0.85 * (len(levels) - 1) and levels[-1] > 1.8 * best > 0  # noqa: PLR2004 - no few, no chance
 
 
 def _is_turned(levels: Sequence[float], place: int) -> bool:
-    """Whether a few points fall to the best without a halt, and rise from there without one, to at least twice of it."""
+    """Whether a few points fall steadily to the best level, and then rise steadily to more than twice of it."""
     down, up = levels[: place + 1], levels[place:]
     return (
         len(levels) < FEW
@@ -115,7 +116,7 @@ def _is_turned(levels: Sequence[float], place: int) -> bool:
 
 
 def _is_wandering(levels: Sequence[float], height: float) -> bool:
-    """Whether it had risen about as far before and come back."""
+    """Whether the curve had risen about as far before its best stretch and come back."""
     deepest, lowest = 0.0, math.inf
     for level in levels:
         lowest = min(lowest, level)
@@ -124,7 +125,7 @@ def _is_wandering(levels: Sequence[float], height: float) -> bool:
 
 
 def _is_to_and_fro(levels: Sequence[float], height: float) -> bool:
-    """Whether it lost most of its rise again more than once: with few points, that is their scatter."""
+    """Whether the curve fell more than once and lost most of its rise: with few points, that is scatter."""
     lost, highest = 0.0, -math.inf
     falls = [a - b for a, b in pairwise(levels) if a > b]
     for level in levels:
@@ -134,13 +135,13 @@ def _is_to_and_fro(levels: Sequence[float], height: float) -> bool:
 
 
 def _came_back_before(levels: Sequence[float], place: int, height: float) -> bool:
-    """Whether it had risen as far since its best stretch and come back, as with harder data at each stage."""
+    """Whether the curve had risen as far since its best stretch and come back, as it does with harder data at each stage."""
     back = max(i for i in range(place, len(levels)) if levels[i] <= levels[place] + 0.3 * height)
     return max(levels[place : back + 1]) - levels[place] > height
 
 
 def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
-    """Whether it stepped up at once and has been falling since, as with other data or layers: no divergence."""
+    """Whether the curve stepped up at once and has been falling since, as after a change of data or layers, which is no divergence."""
     after = levels[place + 1 :]
     top = max(range(len(after)), key=lambda i: after[i])
     falling = after[top:]
@@ -153,7 +154,7 @@ def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
 def _onset(  # noqa: PLR0913, PLR0917
     points: Points, made: list[tuple[int, int, float]], place: int, best: float, now: float, start: float, noise: float
 ) -> CurveOnset:
-    """Return the onset: the last point at the level of the best stretch, and the one after it."""
+    """Return the onset: the first point after the last one that is at the level of the best stretch."""
     limit = best + max(0.1 * (now - best), 3 * noise)
     own = scatter([value for _, value in points])
     limit = max(limit, best + 2 * own) if best + 2 * own < best + 0.5 * (now - best) else limit
@@ -162,20 +163,20 @@ def _onset(  # noqa: PLR0913, PLR0917
     first = len(points) - 1
     while first > made[place][0] and smooth[first - 1] > limit:
         first -= 1
-    # If it rises in one line, that line began where it meets the best level.
+    # If the curve rises in one line, the line began where it meets the best level.
     while first > made[place][0] + 1 and smooth[first - 1] - best > 2 * noise and smooth[first - 1] > smooth[first - 2]:
         first -= 1
     return CurveOnset(first, points[first][0], best, now, start, noise)
 
 
 def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> tuple[int, float, float] | None:
-    """Return (step, before, after) of the last rise of the rate near a step that is no warm-up.
+    """Return (step, before, after) of the last jump of the rate shortly before step `until` that is no warm-up; None if there is none.
 
-    It must be by half or more, within one log.
+    A jump is a rise by half or more from one log to the next. `span` is the number of steps of the whole curve.
     """
     known = finite(rates)
     found = None
-    # The first log that is worse may be the one before: its loss was that of the step before the jump.
+    # The loss may already be worse at the log before the one that shows the jump.
     latest = max(until + span // 50, next((step for step, _ in known if step > until), until))
     for (_, before), (step, after) in zip(known, known[1:], strict=False):  # noqa: RUF007
         if step > latest or (since is not None and step < since):
@@ -191,7 +192,7 @@ def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> t
 
 
 def is_at_peak(rates: Points, step: int) -> bool | None:
-    """Whether the rate was near its highest value when it began; None if unknown."""
+    """Whether the rate was near its highest value at this step; None if the log has no rates."""
     known = finite(rates)
     if not known:
         return None
@@ -204,7 +205,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
     loss = curves.loss
     hidden = norms.hidden(curves) or still.underflowed(curves)
     if hidden is not None:
-        # It may hide the end of a rise.
+        # A hidden loss may be the end of a rise.
         blow = _blow_up(curves, finite([point for point in loss if point[0] < hidden.first_step]), hidden.first_step)
         return hidden if blow is None else replace(blow, evidence=(*blow.evidence, *hidden.evidence))
     if not loss or math.isfinite(loss[-1][1]):
@@ -229,7 +230,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
 
 
 def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
-    """Find a rise that led to the NaN."""
+    """Find a rise of loss or norm that led to the NaN at this step; None if values were ordinary before."""
     if len(before) < 3:  # noqa: PLR2004 - nothing to compare with
         return None
     base = median(value for _, value in before[: max(1, len(before) * 3 // 4)])
@@ -250,7 +251,7 @@ def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
 
 
 def _since(points: Points, limit: float, otherwise: int) -> int:
-    """Return the step from which on all points are above a limit."""
+    """Return the step from which on all points are above a limit; `otherwise` if the last one is not."""
     first = otherwise
     for step, value in reversed(points):
         if value <= limit:
@@ -401,7 +402,7 @@ def _overfitting(curves: Curves) -> Finding | None:
 def _overfitting_of_few(name: str, known: Points, training: Points) -> Finding | None:
     """Find overfitting in three or four evaluations, as fine-tuning has them; it is only a reason to look.
 
-    They must only rise after the best one, by a fifth or more, while the training loss falls by a quarter.
+    The evaluations must rise steadily after the best one, by a fifth or more, while the training loss falls by a quarter.
     """
     place = min(range(len(known)), key=lambda i: known[i][1], default=0)
     if not 3 <= len(known) or place == len(known) - 1:  # noqa: PLR2004 - as above
@@ -472,7 +473,7 @@ def _scale(curves: Curves) -> Finding | None:
 def _skipped(curves: Curves) -> Finding | None:
     """Find a run that skips every step since some log, by the scaler's own count, while the loss gets no better.
 
-    Its scale need not be below one: some scalers stop there.
+    Its scale need not be below one, because some scalers do not go below.
     """
     known = finite(curves.skipped)
     first = len(known)

@@ -1,4 +1,4 @@
-"""What was read of a run: numbers over time, errors, settings, code, dumps; and what could not be read.
+"""Holds what was read of a run: numbers over time, errors, settings, code, dumps; and remarks on what could not be read.
 
 Found
 ├── runs      LoggedRun: its series by name, each point with the line it was read from
@@ -27,7 +27,7 @@ Points = list[tuple[int, float]]
 
 
 class Series:
-    """One number over time, with the line of each value; bounded."""
+    """One number over time, with the line of the file on which each value stands; its length is bounded."""
 
     __slots__ = ("_skip", "_stride", "lines", "steps", "values")
 
@@ -64,7 +64,7 @@ class Series:
         self.lines = array("q", (self.lines[i] for i in kept))
 
     def count_by(self, ends: Sequence[int], numbers: Sequence[int]) -> None:
-        """Renumber the steps: each gets the number of the last end that it has reached."""
+        """Renumber the steps: each gets the number that belongs to the last of the ascending `ends` that it has reached."""
         self.steps = array("q", (numbers[max(0, bisect_right(ends, step) - 1)] for step in self.steps))
 
     def __len__(self) -> int:
@@ -88,20 +88,20 @@ class LoggedRun:
     by_rank: dict[int, dict[str, Series]]
     """Rank -> name -> values. A file that names no ranks has only rank 0."""
     counted_by: str = "step"
-    """What its steps are: `step`, `epoch`, or `log` if the file counts neither and its lines are counted."""
+    """Unit of its steps: `step`, `epoch`, or `log` if the file counts neither and its lines are counted."""
     number: int = 0
     """Number of this run within its file."""
     num_resumed: int = 0
-    """How often it went back to an earlier step."""
+    """How often the run went back to an earlier step and was resumed there."""
     steps_per_epoch: float = 0.0
-    """Number of its steps in an epoch; 0 if unknown."""
+    """Number of the run's steps in an epoch; 0 if unknown."""
 
     def names(self) -> list[str]:
         """Return the names of all series, in the order in which they came."""
         return list(dict.fromkeys(name for series in self.by_rank.values() for name in series))
 
     def points(self, name: str) -> Points:
-        """Return one number over time, the mean over the ranks."""
+        """Return the series of this name, as the mean over the ranks; empty if there is none."""
         per_rank = [known for series in self.by_rank.values() if (one := series.get(name)) and (known := one.points())]
         if len(per_rank) <= 1:
             return per_rank[0] if per_rank else []
@@ -134,7 +134,7 @@ class FrameAt:
 
 @dataclass(frozen=True)
 class LoggedError:
-    """An error, and what the log says about it."""
+    """An error, and what the log says about it; `kind` is the name of one of `errors.KINDS`, or `traceback`."""
 
     kind: str
     text: str
@@ -144,11 +144,11 @@ class LoggedError:
     step: int = -1
     """The last step that the log had reached; -1 if none."""
     frames: tuple[FrameAt, ...] = ()
-    """Outermost first."""
+    """Frames of the traceback, outermost first; empty if there is none."""
     values: Mapping[str, str] = field(default_factory=dict)
     num_times: int = 1
     num_rows_after: int = 0
-    """Number of rows of numbers that follow it in the file: a training that goes on has dealt with the error."""
+    """Number of rows of numbers that follow the error in the file: a training that goes on has dealt with the error."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Found:
     dumps: Dumps | None = None
     task: str = ""
     symptoms: list[str] = field(default_factory=list)
-    """What people say about the run, if a context package has it."""
+    """What people say about the run, if there is a context package that has it."""
     constraints: object = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     """Files that a context package names but that do not exist."""
@@ -213,7 +213,7 @@ class Found:
     """One sentence for each file, or part of one, that cannot be used."""
     files: list[Path] = field(default_factory=list)
     named_ranks: set[int] = field(default_factory=set)
-    """Ranks that have a file of their own, whatever it holds."""
+    """Ranks that have a file of their own, whatever the file holds."""
     num_bytes: int = 0
 
     def settings(self) -> Iterator[tuple[str, str, Config]]:

@@ -1,4 +1,4 @@
-"""Judges what was read: series become the window that live detectors take, artifacts are judged besides, findings of one cause make one diagnosis."""
+"""Judges what was read: series become a window for the live detectors, artifacts are judged besides, and findings with one cause make one diagnosis."""
 
 import dataclasses
 import math
@@ -40,14 +40,14 @@ from holter.records import (
 MAX_STEPS = 4000
 """Number of steps in a window; of more, an even choice is taken."""
 SHARE_WITH_SYMPTOM = 0.6
-"""Share of the embeddings that is too much if the model writes one word over and over."""
+"""Share of parameters in embeddings that is too much if the model writes one word over and over."""
 FEW_ROLLOUTS = 3
 NOTHING = Directive(directive="observe", reason="judged from what a run left behind: holter was not there to act")
 LIVE = frozenset({"curves", "logged"})
 USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
 """Live detectors that are judged on windows made of artifacts; the others need what no log holds."""
 BY_CURVE = frozenset({"loss_trend", "nonfinite_loss"})
-"""What the curve alone decides: a logged loss that rises may be a curriculum, a resumed run or another one."""
+"""Detectors that are replaced by the judgement of the curve: a logged loss that rises may be a curriculum, or a resumed or another run."""
 HINTS = {
     "learning_rate_too_high": ("schedule", "optimizer", "clip"), "exploding_gradients": ("clip", "optimizer", "loss_term"), "loss_divergence": ("schedule", "optimizer", "loss_term", "clip"),
     "variance_without_samples": ("variance",), "graph_detached": ("detach", "no_grad"), "zero_gradients": ("detach", "no_grad", "loss_term"), "loss_plateau": ("detach", "no_grad", "optimizer"),
@@ -131,7 +131,7 @@ def curves_of(run: LoggedRun) -> Curves:
     if not evaluations and (whole := _sum_of_terms(run, naming.held_out_term)):
         evaluations = {"held-out loss": whole}
     is_adversarial = any(naming.is_adversarial(name) for name in names)
-    # A weighted sum hides what its term shows.
+    # A weighted sum hides a term that has underflowed.
     underflowed = next((one for name in names if naming.term_of_loss(name) and still.is_underflowed(one := run.points(name))), [])  # fmt: skip
     loss = underflowed or longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss))
     return Curves(
@@ -142,7 +142,7 @@ def curves_of(run: LoggedRun) -> Curves:
 
 
 def _lost_terms(run: LoggedRun, loss: Points) -> Points:
-    """Return the steps at which a term of the loss is not finite after the last logged loss.
+    """Return NaN points at the steps after the last logged loss at which a term of the loss is not finite.
 
     The sum would not be finite there either.
     """
@@ -153,13 +153,13 @@ def _lost_terms(run: LoggedRun, loss: Points) -> Points:
 
 
 def _stages(run: LoggedRun) -> tuple[int, ...]:
-    """Return the steps at which each new stage began that the log counts."""
+    """Return the steps at which a new stage of the run's plan began, if the log counts stages."""
     known = (run.points(name) for name in run.names() if naming.is_stage(name))
     return tuple(sorted({step for points in known for (_, a), (step, b) in pairwise(points) if a != b}))
 
 
 def _is_lost(points: Points) -> bool:
-    """Whether at least its last two values are not finite."""
+    """Whether a series has at least two values and its last two are not finite."""
     return len(points) > 1 and not any(math.isfinite(value) for _, value in points[-2:])
 
 
@@ -256,7 +256,7 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
 
 
 def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
-    """Judge rollouts of a log with few steps by what all of them show; one or two steps give only information."""
+    """Judge the rollouts of a log with few steps by all of these steps; if there are very few, findings are only information."""
     num = len(window.series)
     if not isinstance(detector, RewardSpread | LearningSignal) or not 0 < num < detector.min_logs:
         return []
@@ -267,7 +267,7 @@ def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
 def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
     """Add the rates that follow from the settings if the log has none.
 
-    With several runs it is unknown whose settings they are.
+    With several runs it is unknown to which of them the settings belong, so none are added.
     """
     num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
     if made.rate or num_runs > 1:
@@ -277,7 +277,7 @@ def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
 
 
 def _safely(detector: Detector, window: Window) -> list[Finding]:
-    """Return a detector's findings; none if it fails on what a log holds."""
+    """Return a detector's findings; none if it raises, because a log may hold anything."""
     try:
         return [finding for finding in detector.judge(window) if not finding.needs]
     except (ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError):
@@ -294,9 +294,9 @@ def _judged(finding: Finding, window: Window, run: LoggedRun) -> _Judged:
 
 
 def _concerned(run: LoggedRun, finding: Finding) -> tuple[int, ...]:
-    """Return the ranks concerned, of a log with several.
+    """Return the ranks that a finding concerns in a log with several ranks; empty if the log has one.
 
-    Those whose own loss is not finite, or far above the others', if these are only some; otherwise all.
+    These are the ranks whose own loss is not finite or far above the others', if only some are; otherwise all.
     """
     if len(run.by_rank) <= 1:
         return ()
@@ -335,7 +335,7 @@ def _where(file: str, line: int) -> str:
 def _by_layer(window: Window) -> Iterator[Finding]:
     """Find layers in a short log whose gradients at the last checks are next to nothing or exploding.
 
-    They are compared with the other layers' gradients.
+    A layer's gradients are compared with those of the other layers.
     """
     checks = [
         (note.step, {one.module: one.gradient_norm for one in vitals.modules})
@@ -367,21 +367,21 @@ def _by_layer(window: Window) -> Iterator[Finding]:
 
 
 def _is_huge(value: float, middle: float, usual: float) -> bool:
-    """Whether a gradient is far beyond the others', or beyond its own beginning."""
+    """Whether a gradient is not finite, or large and far above the median layer's or its own usual value."""
     if not math.isfinite(value):
         return True
     return value > 1e3 and (value > 1e4 * middle or value > 1e3 * usual > 0)  # noqa: PLR2004 - as the sentence says
 
 
 def _usual(checks: Sequence[tuple[int, dict[str, float]]], name: str) -> float:
-    """Return a layer's gradient in the first quarter of the checks."""
+    """Return the median of a layer's gradient in the first quarter of the checks; 0 if none was finite."""
     known = [norms[name] for _, norms in checks if name in norms]
     early = sorted(value for value in known[: max(1, len(known) // 4)] if math.isfinite(value))
     return early[len(early) // 2] if early else 0.0
 
 
 def _began(checks: Sequence[tuple[int, dict[str, float]]], name: str, fact: str) -> int:
-    """Return since when a layer's gradient has been as at the end: next to nothing, or far above its own beginning."""
+    """Return the step since which a layer's gradient has been as at the end: next to nothing, or far above its usual value."""
     known = [(step, norms[name]) for step, norms in checks if name in norms]
     usual, first = _usual(checks, name), known[-1][0]
     for step, value in reversed(known):
@@ -446,7 +446,7 @@ def _of_model(found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
 
 
 def _with_output_embeddings(table: Shapes) -> Shapes:
-    """Mark a last layer as large as the vocabulary as an embedding too."""
+    """Mark tables as large as the vocabulary, such as the last layer, as embeddings too."""
     vocabularies = {shape[0] for _, shape, kind in table.entries if "Embedding" in kind and len(shape) == 2}  # noqa: PLR2004 - a table
     return dataclasses.replace(
         table,
@@ -458,7 +458,7 @@ def _with_output_embeddings(table: Shapes) -> Shapes:
 
 
 def _writes_one_word(found: Found) -> bool:
-    """Whether outputs repeat, by a complaint or by samples."""
+    """Whether the model's outputs repeat one word, according to the reported symptoms or to samples."""
     said = " ".join(found.symptoms).lower()
     is_said = any(word in said for word in ("same token", "one token", "repeat", "same word", "same output"))
     return is_said or any(True for _ in _of_samples(found))
@@ -498,7 +498,7 @@ def _of_samples(found: Found) -> Iterator[_Judged]:
 
 
 def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]]]:
-    """Yield findings that have one cause: the first of them, and those that follow."""
+    """Group findings that have one cause; yield the first finding of each group and those that follow from it."""
     left = [one for one in judged if one.causes]
     has_jump = any(one.finding.facts.get("has_jump") for one in left)
     order = sorted(
@@ -518,9 +518,9 @@ def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]
 
 
 def _stage(finding: Finding, *, has_jump: bool) -> int:
-    """Return the rank of a finding in explaining others; the lowest comes first."""
+    """Return how early a finding comes in explaining others; the lowest number comes first."""
     if finding.detector == "by_layer" and (finding.facts.get("is_vanishing") or not has_jump):
-        # A loss that stands still or rises follows from this; but a rate that jumped explains both.
+        # A loss that stands still or rises follows from the layers' gradients; but a rate that jumped explains both.
         return 2 if finding.facts.get("is_vanishing") else 1
     return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 3}.get(
         finding.detector, 4 if finding.detector != "message" else 5

@@ -7,15 +7,15 @@ from holter.offline.points import Curves, Points, finding, finite
 from holter.records import Evidence, Finding, Severity
 
 MIN_NAN_NORMS = 10
-"""Number of NaN norms from which on it is no scaler in search of its scale, which skips fewer steps."""
+"""Number of NaN norms that a loss scaler in search of its scale does not cause, because it skips fewer steps."""
 END_OF_SEARCH = 50
-"""Step after which such a search has ended."""
+"""Step after which a loss scaler has ended its search."""
 MIN_FINITE = 3
 """Number of norms that must have been finite before the first non-finite one means anything."""
 
 
 def hidden(curves: Curves) -> Finding | None:
-    """Find a loss of exactly zero beside norms that are NaN: a filter shows the mean of no values."""
+    """Find a loss of exactly zero beside NaN norms, which a logger shows that leaves out NaN and then has no values to average."""
     zeros = len(curves.loss)
     while zeros and curves.loss[zeros - 1][1] == 0:
         zeros -= 1
@@ -38,7 +38,7 @@ def hidden(curves: Curves) -> Finding | None:
 
 
 def _since_norm(curves: Curves, step: int) -> int:
-    """Return the log since which the norm was not finite, if that was before the loss was shown as zero."""
+    """Return the step since which the norm was not finite, if that was before `step`, from which on the loss is shown as zero; else `step`."""
     for at, value in reversed(curves.norm):
         if at < step:
             if math.isfinite(value):
@@ -48,9 +48,9 @@ def _since_norm(curves: Curves, step: int) -> int:
 
 
 def came_back(curves: Curves) -> Finding | None:
-    """Find a loss that was not finite at a few logs and is again.
+    """Find a loss that was not finite at a few logs and is finite again.
 
-    A column that is mostly NaN has nothing to report there, and the first log may be from before the first batch.
+    If most values are NaN, the script only has nothing to report there; the first log may be from before the first batch.
     """
     lost = [step for step, value in curves.loss[1:-1] if not math.isfinite(value)]
     if not lost or len(lost) > max(2, len(curves.loss) // 5) or curves.is_adversarial:
@@ -83,7 +83,7 @@ def not_finite(curves: Curves) -> Finding | None:
 
 
 def _never_finite(curves: Curves) -> Finding | None:
-    """Find norms of which none was ever finite; some loggers never have it, and then the loss falls all the same."""
+    """Find norms that were never finite; some loggers never know the norm, and then the loss falls nevertheless."""
     norm, loss = curves.norm, [value for _, value in finite(curves.loss)]
     num, part = len(norm), max(1, len(loss) // 4)
     is_search = norm[0][0] <= END_OF_SEARCH and num < MIN_NAN_NORMS
@@ -102,9 +102,9 @@ def _never_finite(curves: Curves) -> Finding | None:
 
 
 def _at_the_end(norm: Points, first: int) -> Finding | None:
-    """Find a last few norms that are not finite, for the first time.
+    """Find a few norms at the end that are the first non-finite ones.
 
-    The log ends before it shows whether one step was skipped.
+    The log ends before it shows whether only a step was skipped.
     """
     if first < MIN_FINITE or any(not math.isfinite(value) for _, value in norm[:first]):
         return None
@@ -122,7 +122,7 @@ def _of_norms(severity: Severity, lost: Points, so_far: str, *, is_brief: bool, 
 
 
 def lost(curves: Curves) -> Finding | None:
-    """Find a policy's KL or entropy that is not finite: then its model's outputs are not, whatever the loss shows."""
+    """Find a policy's KL or entropy that is not finite, which shows that the model's outputs are not, whatever the loss shows."""
     if not curves.lost:
         return None
     end = curves.loss[-1][0] if curves.loss else curves.norm[-1][0] if curves.norm else -1
@@ -138,7 +138,7 @@ def lost(curves: Curves) -> Finding | None:
 
 
 def silent(curves: Curves) -> Finding | None:
-    """Find norms of exactly zero until the end."""
+    """Find norms that are exactly zero at all of the last logs."""
     norm = finite(curves.norm)
     first = len(norm)
     while first and norm[first - 1][1] == 0:

@@ -1,4 +1,4 @@
-"""Judges a loss that does not move: it never did, or it stopped at once. Pure."""
+"""Judges a loss that does not move, because it never did or stopped from one log to the next. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ def _last_digit(series: Sequence[float]) -> float:
 
 
 def is_underflowed(points: Points) -> bool:
-    """Whether its last two values are that of a probability of zero."""
+    """Whether the series ends with at least two values that are the loss of a probability of zero."""
     return len(points) > 1 and all(abs(value - SMALLEST) < HALF_A_DIGIT for _, value in points[-2:])
 
 

@@ -1,8 +1,8 @@
-"""Did the fix work: compares two runs over the same steps, taking their noise into account.
+"""Decides whether a fix worked: compares two runs over the same steps, taking their noise into account.
 
     fixed       the fault of BEFORE did not come back, for long enough: 100 steps beyond where it appeared, or ten times as long as it took to appear
-    not_fixed   it came back, perhaps later, elsewhere or under another name; or its curve is what it was
-    worse       something as grave came that BEFORE did not have, or its curve is beyond its noise worse than before
+    not_fixed   the fault came back, perhaps later, elsewhere or under another name; or its curve is as it was
+    worse       a fault as grave appeared that BEFORE did not have, or the fault's curve is worse than before by more than the noise
     undecided   AFTER is too short, or could not have shown the fault; and how many more steps would decide
 
 Pure: two frozen records in, one verdict out.
@@ -61,11 +61,11 @@ _APART = (
 SAME_SYMPTOM = {
     cause: kind for kind, group in (("blow up", _BLOW_UP), ("stand still", _STILL), ("part", _APART)) for cause in group
 }
-"""Cause -> symptom: one of the same symptom, after a fix of another, is the old fault under a new name."""
+"""Cause -> symptom. If a fix is followed by another cause with the same symptom, that is the old fault under a new name."""
 
 
 class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One curve of both runs, over the same steps."""
+    """Comparison of one curve of both runs, over the same steps."""
 
     series: str
     first_step: int
@@ -76,9 +76,9 @@ class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
     """Standard deviation around the curve, the larger of the two runs'."""
     is_noise_relative: bool
-    """Whether the noise is a share of the value."""
+    """Whether the noise is a share of the value, not an absolute number."""
     result: Literal["lower", "higher", "same", "mixed"]
-    """AFTER compared with BEFORE, beyond the noise."""
+    """How AFTER lies compared with BEFORE, if they differ by more than the noise."""
 
     def text(self) -> str:
         """Describe the comparison for people."""
@@ -93,7 +93,7 @@ class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FixVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer; public JSON."""
+    """Whether the fix worked, and why; its JSON form is public."""
 
     schema: int = 1
     verdict: VerdictWord
@@ -108,9 +108,9 @@ class FixVerdict(msgspec.Struct, frozen=True, kw_only=True):
     gone_faults: tuple[PastFault, ...] = ()
     """Other faults of BEFORE that AFTER does not have."""
     num_quiet_steps: int = 0
-    """Number of steps of AFTER beyond where the fault appeared, without it."""
+    """Number of steps that AFTER ran without the fault beyond the step at which it had appeared."""
     num_more_steps: int = 0
-    """Number of further steps that would decide."""
+    """Number of further steps that would decide; 0 if nothing is to be awaited."""
     comparisons: tuple[CurveComparison, ...] = ()
     changes: tuple[SettingChange, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ def _returned(  # noqa: PLR0913, PLR0917 - two runs, two faults
 def _quiet(
     base: FixVerdict, before: RunRecord, after: RunRecord, fault: PastFault, own: CurveComparison | None
 ) -> FixVerdict:
-    """Judge a run in which it did not come back: whether that was long enough, and whether it would have been seen."""
+    """Judge a run in which the fault did not come back: whether the run was long enough, and would have shown the fault."""
     since = max(fault.first_step, after.first_step)
     quiet = max(0, after.last_step - since + (fault.first_step < after.first_step))
     base = msgspec.structs.replace(base, num_quiet_steps=quiet)
@@ -260,9 +260,9 @@ def _quiet(
 
 
 def _ends_high(after: RunRecord) -> str | None:
-    """Return a sentence if its loss ends far above its best, otherwise None.
+    """Return a sentence if the run's loss ends far above its best, otherwise None.
 
-    What blew up is then a plateau, and no less lost.
+    A loss that blew up and stays on a plateau is no less lost.
     """
     known = [value for _, value in after.series.get(LOSS, ()) if math.isfinite(value)]
     part = len(known) // HIGH_PARTS
@@ -469,7 +469,7 @@ def _is_as_grave(fault: PastFault, old: PastFault) -> bool:
 
 
 def _is_within(fault: PastFault, before: RunRecord) -> bool:
-    """Whether it is at a step that BEFORE reached: a later fault may have been waiting there all the time."""
+    """Whether the fault is at a step that BEFORE reached; BEFORE might have shown a later one too if it had run on."""
     return fault.first_step <= before.last_step
 
 
