@@ -35,7 +35,7 @@ SMALL_PATIENCE = 2.0
 """How many times that one comparison, or one reading of all gradients, may take before fewer are made.
 
 A thread that shares its core's caches with a neighbour computes about twice as long, which is no reason to look away. Kernels that were never
-compiled take a hundred times as long, which is one.
+compiled take a hundred times as long, which is a reason.
 """
 WINDOW = 64
 TURNS = 2654435761

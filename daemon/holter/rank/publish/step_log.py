@@ -314,7 +314,7 @@ class StepReporter:
             self._tell_once(step)
 
     def tell_until(self, number: int, investigate: Callable[[OpenStep], None]) -> None:
-        """Report the steps up to this one, in order; this one is bad, and is investigated first.
+        """Report the steps up to `number`, in order; step `number` is bad, and is investigated before it is reported.
 
         The device has come past these steps, so that its outstanding answers will come in a moment.
         """
