@@ -20,14 +20,14 @@ from holter.offline.text import TextReader
 
 HEAD = 65_536
 MAX_WHOLE = 12 * 2**20
-"""Bytes of a JSON document that is read at once; of a larger one, objects that hold only numbers and texts are read one
-by one."""
+"""Largest JSON document, in bytes, that is read at once; from a larger one, objects that hold only numbers and texts are
+read one by one."""
 MAX_HEADER = 32 * 2**20
-"""Bytes of the table at the beginning of a file of weights."""
+"""Largest header of a file of weights, in bytes, that is read."""
 MAX_INFLATED = 4 * 2**30
-"""Bytes of a compressed file that are read."""
+"""Number of bytes that are read of a compressed file, after decompression."""
 MAX_ROW = 2**20
-"""Bytes that are read at once, and that are looked at of a line."""
+"""Number of bytes that are read at once; lines are cut to about this length."""
 MAX_SENTENCE = 8192
 """Number of characters of a model's output that are looked at."""
 LARGE = 12 * 2**20
@@ -44,10 +44,10 @@ _JSON = re.compile(r"""\{|\[\s*(?:[\[{"\]]|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*[,
 _ASKED = re.compile(
     r"^\W*(?:prompt|input|question|user|instruction|query|q|human|context)\b\s*\d*\s*[:>\]=-]", re.IGNORECASE
 )
-"""Matches what a model was asked, which stands beside its answers."""
+"""Matches a prompt, which samples of a model often print beside its answers."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of bytes that are done, and of all."""
+"""Called with the number of bytes that were read, and of all bytes."""
 
 
 def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None) -> Found:
@@ -77,7 +77,7 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
 
 
 class _Bounded(io.RawIOBase):
-    """A compressed stream that ends at a bound, because some inflate without end."""
+    """A compressed stream that ends at a bound, because some files decompress to enormous sizes."""
 
     def __init__(self, inner: gzip.GzipFile) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Recoded(io.RawIOBase):
 
 
 def _encoding(head: bytes) -> str:
-    """Return `utf-16`, or one of its byte orders if there is no mark; empty if it is something else."""
+    """Return `utf-16` if the text begins with its mark, or UTF-16 with a byte order if it looks like that without one; else empty."""
     if head[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
         return "utf-16"
     sample = head[:400]
@@ -131,7 +131,7 @@ def _encoding(head: bytes) -> str:
 
 
 def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
-    """Join what Mlflow keeps in one file per number, below a folder `metrics`, into one run again."""
+    """Join numbers that Mlflow keeps in one file each, below a folder `metrics`, into one run."""
     made: list[LoggedRun] = []
     by_folder: dict[str, LoggedRun] = {}
     for run in runs:
@@ -150,7 +150,7 @@ def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
 
 
 class _Meter:
-    """Counts the bytes of one file that were read; what is read twice counts once."""
+    """Counts the bytes of one file that were read, at most its size, because parts may be read twice, and reports progress."""
 
     def __init__(self, progress: Progress, before: int, size: int, total: int) -> None:
         self._progress, self._before, self._size, self._total = progress, before, size, total
@@ -303,19 +303,19 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
             del found.runs[before[0] :], found.configs[before[2] :]
             found.configs.append(config)
             return
-        # Mlflow keeps one file per tag.
+        # Mlflow's files of tags hold nothing of use and deserve no remark.
         if (len(found.runs), len(found.errors), len(found.configs)) == before and path.parent.name != "tags":
             found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
 
 
 def _is_log(run: LoggedRun) -> bool:
-    """Whether it has more points than a file of settings has numbers under one name."""
+    """Whether a run has more points than a file of settings would have numbers under one name."""
     is_loss_repeated = any(naming.role(name) == "loss" and len(run.points(name)) > 1 for name in run.names())
     return run.num_points > 2 or is_loss_repeated  # noqa: PLR2004 - as above
 
 
 def _says_one_word(path: Path, text: str, found: Found) -> bool:
-    """Keep what a model wrote if much of it is one word over and over; return whether it is."""
+    """Keep a text's lines as samples of a model if many of them repeat one word; return whether they do."""
     lines = [
         (number, line.strip())
         for number, line in enumerate(text.splitlines(), start=1)
@@ -329,7 +329,7 @@ def _says_one_word(path: Path, text: str, found: Found) -> bool:
 
 
 def repetition(text: str) -> float:
-    """Return the share of the commonest word."""
+    """Return the share of the commonest word in a text; 0 if it has no words."""
     parts = text[:MAX_SENTENCE].split()
     return max((parts.count(word) for word in set(parts[:400])), default=0) / len(parts) if parts else 0.0
 
@@ -339,7 +339,7 @@ def _numbered(
 ) -> Iterator[tuple[int, str]]:
     """Yield (number, line) of lines that are not empty, each cut to a bound.
 
-    Of a large file: an even choice, all lines with non-finite numbers, and all that begin differently from a row.
+    Of a large file, yield an even choice, all lines with non-finite numbers, and all that begin differently from a row.
     """
     number, rest = 1, b""
     while chunk := stream.read(MAX_ROW):
@@ -355,7 +355,7 @@ def _numbered(
 
 
 def _read_large_json(file: str, begin: str, stream: BinaryIO, found: Found, report: Callable[[int], None]) -> bool:
-    """Read it without holding the whole: JSON lines by the line, anything else by the objects that contain no others."""
+    """Read a JSON file piece by piece: JSON lines line by line, anything else by its objects that contain no others; return whether it had rows."""
     if begin.partition("\n")[0].rstrip().endswith("}"):
         return tables.read_json_lines(file, _numbered(stream, LARGE + 1, report, b"{"), found) > 0
     num = tables.salvage(file, _pieces(stream, report), found, PER_CHUNK)
@@ -461,7 +461,7 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
 def _artifact(path: Path, kind: str, said: str, found: Found) -> None:
     """Read an artifact: the name of a file beside the package, or a text."""
     beside = path.parent / said if "\n" not in said and len(said) < 1024 else path  # noqa: PLR2004 - a name of a file
-    # Files elsewhere may not be meant to be shown, and a package in a package has no end.
+    # Only other files below the package's folder are read: the rest may not be meant to be shown, and a package that names itself would never end.
     is_below = path.parent.resolve() in beside.resolve().parents and beside.resolve() != path.resolve()
     if is_below and beside.is_file():
         try:
@@ -487,7 +487,7 @@ _FILE_NAME = re.compile(r"[\w./\\ -]{1,200}\.[A-Za-z]\w{0,9}")
 
 
 def _texts(said: object) -> list[str]:
-    """Return one text or many as a list."""
+    """Return a text, or a list of texts, as a list of bounded length; empty if there is none."""
     return [str(one)[:2000] for one in said[:100]] if isinstance(said, list) else [str(said)[:2000]] if said else []
 
 

@@ -1,12 +1,12 @@
-"""Turns the rows of one file, in the order in which they were written, into runs: what one training made, with one count of steps.
+"""Turns the rows of one file, in the order in which they were written, into runs; each run is one training with one count of steps.
 
 A log is not always one run from its first step to its last:
     steps go back to the beginning           another run begins; the one before is judged by itself
-    steps go back, but not to the beginning  the run was resumed there; what it had done after that step is dropped
-    steps begin again with each epoch        they are counted on
-    one row at the end of each epoch         epochs are counted, not its batches or samples
+    steps go back, but not to the beginning  the run was resumed there; its rows after that step are dropped
+    steps begin again with each epoch        the count goes on from one epoch to the next
+    one row at the end of each epoch         epochs are counted, not their batches or samples
     no steps at all                          epochs are counted, or else the lines themselves
-    several ranks in one file                each rank's rows are followed by themselves
+    several ranks in one file                each rank's rows are followed separately
 """
 
 import math
@@ -27,7 +27,7 @@ MIN_ROWS = 4
 
 
 class _Track:
-    """One rank's rows."""
+    """The state of reading one rank's rows; a kind of row is the set of its names."""
 
     def __init__(self) -> None:
         self.series: dict[str, Series] = {}
@@ -48,7 +48,7 @@ class _Track:
 
 
 class RowRecorder:
-    """Takes rows and returns runs."""
+    """Takes the rows of one file and returns its runs."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -56,16 +56,16 @@ class RowRecorder:
         self._tracks: dict[int, _Track] = {}
         self._counted_by: set[str] = set()
         self._first_epoch: int | None = None
-        """What this log calls its first epoch, 0 or 1; None if unknown."""
+        """Number that this log gives its first epoch, 0 or 1; None if unknown."""
         self._epoch_ends: dict[int, int] | None = {}
-        """Step -> epoch, as long as every row is the last of its epoch or of the newest one; otherwise None."""
+        """Step -> epoch, as long as every row is the last of its epoch, except perhaps in the newest one; otherwise None."""
         self._has_open_end = False
         self.last_step = -1
         self.num_rows = 0
         self.ranks: set[int] = set()
 
     def add(self, row: LogRow, line: int, context: LineContext | None = None) -> None:
-        """Add one row."""
+        """Add one row, which was read from this line."""
         if row.rank is not None:
             self.ranks.add(row.rank)
         rank = row.rank if row.rank is not None else 0
@@ -78,7 +78,7 @@ class RowRecorder:
             return
         self.num_rows += 1
         self.last_step = step
-        # A restart has replaced the tracks.
+        # If another run has begun, the tracks were replaced.
         track = self._tracks.setdefault(rank, _Track())
         track.highest = max(track.highest, step)
         if row.epoch is not None and len(track.epochs) < MAX_EPOCHS:
@@ -92,7 +92,7 @@ class RowRecorder:
             series.add(step, value, line)
 
     def _step(self, track: _Track, kind: frozenset[str], row: LogRow, context: LineContext | None) -> int | None:
-        """Return the step of this row in its run; begins a new run if steps begin again."""
+        """Return the step of this row in its run, after beginning a new run if steps begin again; None if the row is to be left out."""
         if row.step is None:
             return self._uncounted(track, kind, row, context)
         self._counted_by.add("step")
@@ -196,9 +196,9 @@ class RowRecorder:
 
     @staticmethod
     def _beside(track: _Track, kind: frozenset[str]) -> int:
-        """Return the step of a line beside lines that count steps.
+        """Return the step of a row without one, among rows that count steps.
 
-        It is the step that these have reached, or the next one if that has such a line already.
+        It is the step that these have reached, or the next one if that step has a row of this kind already.
         """
         step = track.highest if track.last.get(kind, -1) < track.highest else track.last[kind] + 1
         track.last[kind] = step
@@ -207,7 +207,7 @@ class RowRecorder:
         return step
 
     def _close(self) -> None:
-        """Close what was read so far as one run."""
+        """Make one run of the rows that were read so far, and begin another."""
         run = self._run()
         if run is not None and len(self._done) < MAX_RUNS:
             self._done.append(run)
@@ -236,7 +236,7 @@ class RowRecorder:
         return LoggedRun(self._file, by_rank, counted, len(self._done), resumed, per_epoch)
 
     def runs(self) -> list[LoggedRun]:
-        """Return all runs, once the file has been read."""
+        """Return all runs; to be called after the whole file was read."""
         last = self._run()
         return [*self._done, *([last] if last is not None else [])]
 
@@ -247,13 +247,13 @@ def _per_epoch(track: _Track) -> float:
 
 
 def _unrounded(step: int, unit: int, last: int, interval: int) -> int:
-    """Return the step behind a rounded one: `1K` after 800 is 1,000 if logs are 200 apart, and the next `1K` is 1,200."""
+    """Return the exact step of a rounded one: `1K` after 800 is 1,000 if logs are 200 apart, and the next `1K` is 1,200."""
     expected = last + interval
     return expected if abs(expected - step) <= unit else max(step, last + 1)
 
 
 def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, step: int | None = None) -> None:
-    """Add a row of a table whose columns have names already."""
+    """Add a row of a table as values by column name; values that are no numbers are left out."""
     from holter.offline import naming  # noqa: PLC0415 - the only user here
 
     row = LogRow({}, step=step)
@@ -274,7 +274,7 @@ def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, s
 
 
 def as_number(value: object) -> float | None:
-    """Return a number, or the number that a text is; None if it is neither."""
+    """Convert a number or a text to a float; return None if it is no number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

@@ -37,14 +37,14 @@ _MOMENT = re.compile(r"(?:^|[_.])(?:at|after|start|begin|from|until|end|switch|u
 _ROUTINE = re.compile(r"(?:eval|save|log|logging|print|warmup|max|total|num|accumulation|train|per|every|interval|size|seed|checkpoint|display|snapshot|sync|decay)")  # fmt: skip
 """Matches settings that name steps at which nothing begins or ends."""
 NEAR = 0.05
-"""Share of the run within which a moment and an onset belong together."""
+"""Share of the run's length by which a moment may lie before an onset and still be connected with it."""
 JUMP = 1.5
 FP16_MOST = 65_504
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A name and a value, and where they stand."""
+    """A setting's name and value, and the file and line on which it stands; line 0 is unknown."""
 
     name: str
     value: str
@@ -52,14 +52,14 @@ class Setting:
     line: int
 
     def told(self) -> str:
-        """Describe it: `gamma = 10` (config.yaml, line 3)."""
+        """Describe the setting for people: `gamma = 10` (config.yaml, line 3)."""
         where = f"{self.file}, line {self.line}" if self.line else self.file
         return f"`{self.name} = {self.value}` ({where})"
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """How the rate should go, as far as the settings say."""
+    """The course of the learning rate according to the settings; lengths are in steps, and 0 or empty means that there is none."""
 
     base: float
     kind: str
@@ -73,7 +73,7 @@ class RateSchedule:
     said: tuple[Setting, ...]
 
     def rate(self, step: float) -> float:
-        """Return the rate at this step."""
+        """Return the learning rate at this step."""
         if self.warm_up and step < self.warm_up:
             return self.base * (step + 1) / self.warm_up
         if self.milestones or self.period:
@@ -93,7 +93,7 @@ class RateSchedule:
 
 
 def settings_of(found: Found) -> list[Setting]:
-    """Return all settings that are named: first in configurations, then constants that code gives to schedulers."""
+    """Return all known settings: first those of configurations, then constants that code gives to schedulers."""
     made = [Setting(name, value, config.file, config.lines.get(name, 0)) for name, value, config in found.settings()]
     for code in found.code:
         for call, line, values in calls_with_constants(code, SCHEDULERS):
@@ -142,7 +142,7 @@ def schedule_of(settings: Sequence[Setting], last_step: int, per_epoch: float = 
 
 
 def computed_rates(found: Found, run: LoggedRun, loss: Points) -> Points:
-    """Return the rate at every logged step, if the log has none and the settings have more than a constant."""
+    """Return the rate at every step of the loss, computed from the settings; empty if these give only a constant rate or none."""
     settings = settings_of(found)
     unit = _unit(settings, run.counted_by)
     made = schedule_of(settings, int(loss[-1][0] * unit) if loss else 0, run.steps_per_epoch * unit)
@@ -152,7 +152,7 @@ def computed_rates(found: Found, run: LoggedRun, loss: Points) -> Points:
 
 
 def against(curves: Curves, finding: Finding, found: Found, run: LoggedRun) -> Iterator[Evidence]:
-    """Yield what the settings have to do with where this curve went wrong."""
+    """Yield as evidence how the settings are connected with the step at which this curve went wrong."""
     settings = settings_of(found)
     if not settings or finding.first_step < 0 or not curves.loss:
         return
@@ -197,7 +197,7 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
 
 
 def _jump(made: RateSchedule, onset: int, span: int, unit: float) -> tuple[float | None, float]:
-    """Return (step, factor) of the last rise of the rate shortly before the onset; (None, 1.0) if there is none."""
+    """Return (step, factor) of the schedule's last jump upward shortly before the onset; (None, 1.0) if there is none."""
     points = [*made.milestones, *(made.restart * k for k in range(1, 200) if made.restart)]
     points += [made.period * k for k in range(1, 200) if made.period]
     for point in sorted(points, reverse=True):
@@ -260,7 +260,7 @@ def _is_fp16(one: Setting) -> bool:
 
 
 def _moments(settings: Sequence[Setting], onset: float, span: float, made: RateSchedule | None) -> Iterator[Evidence]:
-    """Yield whatever else begins or ends, according to its settings, shortly before the onset."""
+    """Yield what else begins or ends shortly before the onset, according to the settings."""
     known = {(one.file, one.name) for one in made.said} if made else set()
     for one in settings:
         value = _number(one.value)
@@ -288,7 +288,7 @@ def _lengths(settings: Sequence[Setting], onset: int, curves: Curves) -> Iterato
 
 
 def _unit(settings: Sequence[Setting], counted_by: str) -> float:
-    """Return the number of steps per row, if rows are counted."""
+    """Return the number of steps per row of a log whose rows are counted, as far as the settings tell; else 1."""
     found = _first(settings, LOGGED_EVERY) if counted_by == "log" else None
     return found[1] if found and found[1] >= 1 else 1.0
 

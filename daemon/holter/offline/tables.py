@@ -30,17 +30,17 @@ _WRITTEN = (
     "completions",
     "answer",
 )
-"""Keys under which tools keep what a model wrote."""
+"""Keys under which tools keep the outputs of a model."""
 _ASKED = frozenset({"prompt", "input", "question", "instruction", "query", "prompts", "inputs"})
 MAX_SAMPLES = 2000
 MAX_COLUMNS = 4
 MAX_OBJECT = 65_536
-"""Number of characters of an object that is a row."""
+"""Largest number of characters in one row's object."""
 HEADER_WORDS = re.compile(r"[A-Za-z]")
 
 
 def loads(text: str) -> Any:
-    """Parse JSON as tools write it, with bare NaN, Infinity and nan; raise ValueError if it is none."""
+    """Parse JSON as tools write it, with bare NaN, Infinity and nan; raise ValueError if the text is no JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -55,7 +55,7 @@ def loads(text: str) -> Any:
 
 
 def read_history(file: str, history: Iterable[Any], found: Found, first_line: int = 1) -> int:
-    """Read the rows of a list, as `log_history` holds them; return how many were rows."""
+    """Read the rows of a list such as `log_history`; return how many of its entries were rows."""
     recorder = RowRecorder(file)
     num = 0
     for number, row in enumerate(history):
@@ -76,7 +76,7 @@ def _tag_of(file: str) -> str:
 
 
 def _sample(file: str, row: Mapping[str, Any], line: int, found: Found) -> None:
-    """Keep what the model wrote, if a row holds it beside what it was asked, or by itself."""
+    """Keep the model's output as a sample, if a row has one beside a prompt or under a key that names an output."""
     keys = {str(key).lower(): value for key, value in row.items()}
     written = next((keys[name] for name in _WRITTEN if isinstance(keys.get(name), str)), None)
     is_answer = bool(_ASKED & set(keys)) or any(name in keys for name in _WRITTEN[:6])
@@ -97,9 +97,9 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, 
 
 
 def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
-    """Read one JSON object per line, and errors from other lines; return how many were rows.
+    """Read one JSON object per line, and errors from other lines; return how many lines were rows.
 
-    0 for a log, in which most lines are not JSON.
+    Return 0, with nothing kept, for a log in which most lines are not JSON.
     """
     recorder, errors = RowRecorder(file), ErrorReader(file)
     num = num_others = 0
@@ -129,9 +129,9 @@ def _keep(recorder: RowRecorder, errors: ErrorReader, found: Found) -> None:
 
 
 def salvage(file: str, pieces: Iterable[str], found: Found, at_most: int = 10**9) -> int:
-    """Read a JSON file that ends too early or is too large; return how many were rows.
+    """Read a JSON file that ends too early or is too large; return how many rows there were.
 
-    Every complete object in it without others inside is read, or so many per piece.
+    Every complete object that contains no others is read, or about `at_most` of each piece and all with NaN or of evaluations.
     """
     return read_history(file, _whole_objects(pieces, at_most), found)
 
@@ -156,7 +156,7 @@ def _whole_objects(pieces: Iterable[str], at_most: int) -> Iterator[dict[str, An
 
 
 def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool:
-    """Read `{"loss": [2.3, 2.1, ...], "val_loss": [...]}`, as Keras's history is saved; return whether it is one."""
+    """Read `{"loss": [2.3, 2.1, ...], "val_loss": [...]}`, as Keras saves its history; return whether the columns are series."""
     known = {
         name: column
         for name, column in columns.items()
@@ -184,7 +184,7 @@ def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool
 
 
 def looks_like_csv(head: str) -> str:
-    """Return the separator of a table whose first line names its columns; empty if it is none."""
+    """Return the separator of a table whose first line names its columns; empty if the text is no such table."""
     first, _, rest = head.partition("\n")
     second = next((line for line in rest.replace("\r", "\n").split("\n") if line.strip()), "")
     for separator in (",", "\t", ";"):
@@ -226,7 +226,7 @@ def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found:
 
 
 def looks_numeric(head: str) -> int:
-    """Return the number of columns of a file whose lines are only numbers; 0 if it is none."""
+    """Return the number of columns of a file whose lines are only numbers; 0 if it has other lines."""
     rows = [
         line.replace(",", " ").split()
         for line in head.splitlines()[:40]
@@ -273,7 +273,7 @@ _COUNT = re.compile(r"^\W*([A-Za-z][\w.]*)[\s|:=│]+(?:(?:[A-Za-z]\w*)[\s|│]+
 
 
 def read_shapes(file: str, text: str) -> Shapes | None:
-    """Read a table of parameters: one name and shape, or name and count, per line; None if it is none."""
+    """Read a table of parameters, with a name and a shape or count on each line; return None if the text is no such table."""
     entries: list[tuple[str, tuple[int, ...], str]] = []
     lines = text.splitlines()
     for line in lines[:20_000]:
@@ -315,5 +315,5 @@ def class_of(name: str) -> str:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number, line), from 1."""
+    """Yield (number, line) of a text's lines, counted from 1."""
     yield from enumerate(io.StringIO(text), start=1)

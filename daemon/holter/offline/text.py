@@ -16,16 +16,16 @@ from holter.offline.found import Config, Found
 from holter.offline.recorder import RowRecorder
 
 SMALL = 12 * 2**20
-"""Bytes of a file up to which it is read line by line."""
+"""Size in bytes up to which a file is read line by line."""
 CHUNK = 2**20
 MAX_LINE = 16_384
-"""Longer lines are cut; no line of numbers is as long."""
+"""Number of bytes to which lines are cut; no line of numbers is as long."""
 END_OF_TABLE = "-" * lines.MIN_RULE
-"""Ends a table that was copied without its last line."""
+"""A line that is added at the end of a file, to end a table that was copied without its last line."""
 MAX_PARSED, MIN_PER_CHUNK, MAX_PER_CHUNK = 60_000, 40, 400
-"""Number of lines with numbers that are parsed of a large file, and at least and at most of each megabyte of it."""
+"""Number of lines with numbers that are parsed in a large file, and the least and greatest number in each megabyte of it."""
 MAX_RARE = 20_000
-"""Number of lines of evaluations that are parsed of a large file."""
+"""Number of lines of evaluations that are parsed in a large file."""
 _NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
 _RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
 _HELD_OUT = (b"val", b"test", b"dev", b"tel:")
@@ -111,7 +111,7 @@ class TextReader:
         text = lines.plain(raw[:MAX_LINE].decode("utf-8", "replace"))
         if self._errors.line(text, number, self._step(text), self._recorder.num_rows):
             if stopped := _STOPPED_AT.search(text):
-                # What it prints next are the terms of that step.
+                # The script now prints the loss terms of that step.
                 self._context.bar_step, self._context.bar_used = int(stopped.group(1)), False
             return
         row = lines.parse(text, self._context)
@@ -183,7 +183,7 @@ class TextReader:
 
 
 def _even(chunk: bytes, num: int) -> Iterator[int]:
-    """Yield lines of numbers from all over a chunk: the next one after each of evenly spaced places."""
+    """Yield the positions of lines of numbers from all over a chunk: the next one after each of evenly spaced positions."""
     for begin in range(0, len(chunk), max(1, len(chunk) // num)):
         if match := _NUMBERS.search(chunk, begin):
             yield match.start()

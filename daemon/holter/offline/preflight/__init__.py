@@ -1,4 +1,4 @@
-"""Before a long run: what will not work on this machine, with these settings, with this script; each line with what to do.
+"""Finds, before a long run, what will not work on this machine, with these settings or this script, and says what to do about it.
 
 machine   the interpreter, torch, py-spy, limits, shared memory, disk, ports
 settings  variables of NCCL, gloo and launchers that contradict each other; accelerate's and DeepSpeed's configs; the launcher's own options

@@ -29,7 +29,7 @@ STACK_DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class MachineNeeds:
-    """What the job will need of the machine."""
+    """The resources that the job will need on this machine."""
 
     runs: Path = Path("holter-runs")
     run_dir: Path | None = None
@@ -39,13 +39,13 @@ class MachineNeeds:
     """(setting, port) of the ports that must be free."""
     ring_bytes: int = 4 << 20
     coordinator: str = ""
-    """`host:port` of a coordinator that already runs."""
+    """`host:port` of a coordinator that already runs; empty if there is none."""
     shared_memory: Path = Path("/dev/shm")  # noqa: S108 - where torch puts it
     yama: Path = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def look(needs: MachineNeeds) -> Iterator[PreflightCheck]:
-    """Yield the result of one check after another; a check that fails to look says so."""
+    """Yield the result of one check after another; a check that raises gives a result that says so."""
     checks: tuple[tuple[str, Callable[[MachineNeeds], PreflightCheck]], ...] = (
         ("python", _python), ("torch", _torch), ("compiler", _compiler), ("kernels", _kernels), ("stacks", _stacks), ("descriptors", _descriptors),
         ("shared memory", _shared_memory), ("disk", _disk), ("ports", _ports), ("clock", _clock),
@@ -104,7 +104,7 @@ def _kernels(_: MachineNeeds) -> PreflightCheck:
 
 
 def _stacks(needs: MachineNeeds) -> PreflightCheck:
-    """Take the stack of a process of our own, as a sidecar does with its rank."""
+    """Check that stacks can be read, by taking that of a process of our own as a sidecar does with its rank."""
     program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     if not Path(program).exists():
         return failed(

@@ -15,7 +15,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def out_of_order(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
-    """Yield all such lines, scope by scope, because lines of different functions have no order."""
+    """Yield one failed or warned check for each thing in the wrong order; scope by scope, because lines of different functions have no order."""
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))]:
         calls = sorted(_own_calls(scope), key=lambda call: (call.lineno, call.col_offset))
         yield from _stale_optimizers(calls, file, _held_parameters(scope))
@@ -36,7 +36,7 @@ def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _held_parameters(scope: ast.AST) -> dict[str, set[str]]:
-    """Return, by variable, the models whose parameters it holds: `params = [p for p in model.parameters()]`."""
+    """Return variable -> names of the models whose parameters it holds: `params = [p for p in model.parameters()]`."""
     return {
         target.id: roots
         for node in ast.walk(scope)
@@ -65,7 +65,7 @@ def _stale_optimizers(calls: list[ast.Call], file: str, held: dict[str, set[str]
 
 
 def _models_of(call: ast.Call, held: dict[str, set[str]] | None = None) -> set[str]:
-    """Return the variables whose parameters an optimizer is given."""
+    """Return the names of the models whose parameters an optimizer is given."""
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "params")]
     found: set[str] = set()
     for argument in given:
@@ -85,7 +85,7 @@ def _asked_for_parameters(expression: ast.expr) -> set[str]:
 
 
 def _new_parameters(call: ast.Call, root: str) -> str:
-    """Return what a call does to the parameters of a model; empty if nothing."""
+    """Return in words how a call replaces the parameters of a model; empty if it does not."""
     name = last(call.func)
     is_about = any(root_of(argument) == root for argument in call.args[:1]) or (
         isinstance(call.func, ast.Attribute) and root_of(call.func) == root
@@ -105,7 +105,7 @@ def _new_parameters(call: ast.Call, root: str) -> str:
 def _scaled_clipping(tree: ast.Module, file: str) -> Iterator[PreflightCheck]:
     """Find clipping of scaled gradients.
 
-    A scaler multiplies them by thousands, so a limit means nothing before they are unscaled.
+    A loss scaler multiplies gradients by thousands, so a limit is meaningless before they are unscaled.
     """
     calls = list(all_calls(tree))
     names = {last(call.func) for call in calls}
@@ -133,7 +133,7 @@ def _left_in_evaluation(tree: ast.Module, file: str) -> Iterator[PreflightCheck]
             continue
         is_back = any(last(other.func) == "train" and root_of(other.func) == root for other in calls)
         steps = [other.lineno for other in calls if last(other.func) == "backward"]
-        # After the last step it serves the final evaluation, unless a loop comes back to it.
+        # After the last step, `eval()` is for the final evaluation, unless a loop comes back to the training.
         if not is_back and (min(steps) > call.lineno or _shares_loop(tree, call, steps)):
             yield warned(
                 "evaluation mode", f"line {call.lineno}: `{root}.eval()`, and `{root}.train()` is never called: dropout and normalisation stay as in evaluation while it trains",
