@@ -85,7 +85,7 @@ def _asked_for_parameters(expression: ast.expr) -> set[str]:
 
 
 def _new_parameters(call: ast.Call, root: str) -> str:
-    """Return in words how a call replaces the parameters of a model; empty if it does not."""
+    """Return in words how a call shards or replaces the parameters of a model; empty if it does neither."""
     name = last(call.func)
     is_about = any(root_of(argument) == root for argument in call.args[:1]) or (
         isinstance(call.func, ast.Attribute) and root_of(call.func) == root

@@ -1,9 +1,9 @@
 """Checks a training script by its syntax tree: nothing is imported or run.
 
-Found: collectives that only some ranks reach, epochs that all have one order, an accelerator or a wrapper that is left out,
-parameters that are frozen or made after they were wrapped, checkpoints that rotate away. Sound code that looks like these is
-not reported: both sides of a condition that call the same, the known pair of barriers around a download, a group of its
-own, another model that is frozen.
+It finds collectives that only some ranks reach, epochs that all have the same order, an accelerator or a wrapper that was
+forgotten, parameters that are frozen or made after they were wrapped, checkpoints that rotate away. Sound code that looks
+like these is not reported: both sides of a condition that call the same collectives, the known pair of barriers around a
+download, a collective with its own group, another model that is frozen.
 """
 
 import ast
@@ -46,7 +46,7 @@ _KEEPS = frozenset({"save_total_limit", "total_limit", "keep_last_n", "max_to_ke
 
 
 def look(text: str, file: str) -> list[PreflightCheck]:
-    """Return everything that is found, by line; a file that is not Python gives one failed check."""
+    """Return all results in the order of their lines; a file that is not Python gives one failed check."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ class _Script:
             sides = {(call.name, call.side) for call in calls}
             for call in calls:
                 other = {"main": "others", "others": "main"}.get(call.side)
-                # The known pair: the others wait before the download, the first rank after it.
+                # This is the known pair of barriers: the others wait before the download, the first rank after it.
                 if other is not None and (call.name, other) in sides:
                     continue
                 yield failed(
@@ -134,7 +134,7 @@ class _Script:
                 yield node.body
 
     def _guarded(self, body: list[ast.stmt]) -> Iterator[_Call]:
-        """Yield the calls under a condition in one scope, without functions inside it, which are scopes of their own."""
+        """Yield the collectives under a condition on the rank in one scope, without functions inside it, which are scopes of their own."""
         for place, node in enumerate(body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if isinstance(node, ast.ClassDef):
@@ -162,7 +162,7 @@ class _Script:
                 yield from self._guarded(handler.body)
 
     def _cases(self, node: ast.Match) -> Iterator[_Call]:
-        """Yield the calls of all cases unless every case makes the same ones."""
+        """Yield the collectives of all cases of a `match` on the rank, unless every case calls the same ones."""
         made = [list(self._collectives_in(case.body)) for case in node.cases]
         names = [sorted(name for name, _ in calls) for calls in made]
         if any(one != names[0] for one in names):
@@ -180,7 +180,7 @@ class _Script:
                     yield _Call(name, line, whose)
 
     def _expressions(self, node: ast.stmt) -> Iterator[_Call]:
-        """Yield calls in expressions: `rank == 0 and dist.barrier()`; `dist.barrier() if rank == 0 else None`."""
+        """Yield collectives under a condition within an expression: `rank == 0 and dist.barrier()`; `dist.barrier() if rank == 0 else None`."""
         if not isinstance(node, ast.Expr | ast.Assign | ast.Return):
             return
         for inner in ast.walk(node):
@@ -199,7 +199,7 @@ class _Script:
                 yield from self._calls(node)
 
     def _calls(self, node: ast.AST) -> Iterator[tuple[str, int]]:
-        """Yield (collective, line) of collectives of all ranks: one with its own group may be meant for some ranks."""
+        """Yield (collective, line) of collectives of all ranks; one with its own group is left out, because it may be meant for some ranks."""
         for call in ast.walk(node):
             if not isinstance(call, ast.Call):
                 continue
@@ -329,7 +329,7 @@ class _Script:
                 )  # fmt: skip
 
     def _wrapped(self) -> dict[str, int]:
-        """Return, by variable, the line at which a wrapper or an accelerator got it or gave it back."""
+        """Return variable -> line at which it was passed to, or returned by, a wrapper or an accelerator."""
         wrapped: dict[str, int] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and last(node.func) in _WRAPPERS:
@@ -351,7 +351,7 @@ class _Script:
         return wrapped
 
     def rotated(self) -> Iterator[PreflightCheck]:
-        """Find a rotation that keeps one checkpoint, which the next one deletes, perhaps a poisoned one."""
+        """Find a rotation that keeps only one checkpoint, which is deleted by the next one even if that is poisoned."""
         for call in all_calls(self.tree):
             for keyword in call.keywords:
                 if keyword.arg in _KEEPS and isinstance(keyword.value, ast.Constant) and keyword.value.value == 1:
@@ -427,7 +427,7 @@ def _is_rank(node: ast.AST) -> bool:
 
 
 def _side(test: ast.AST) -> str | None:
-    """Return which ranks a condition lets in: `main`, `others`, or empty; None if it is no condition on the rank."""
+    """Return which ranks fulfil a condition: `main`, `others`, or empty for other sets; None if it is no condition on the rank."""
     if not _is_rank(test):
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -467,7 +467,7 @@ def _counts_epochs(loop: ast.For | ast.While) -> bool:
 
 
 def _loader(node: ast.expr) -> str:
-    """Return what a loop iterates over, seen through enumerate, tqdm and the like."""
+    """Return what a loop iterates over, inside of enumerate, tqdm and the like."""
     while (
         isinstance(node, ast.Call) and node.args and last(node.func) in {"enumerate", "tqdm", "iter", "islice", "cycle"}
     ):
@@ -476,7 +476,7 @@ def _loader(node: ast.expr) -> str:
 
 
 def _touched(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
-    """Yield (variable, line, what happens) of everything that is frozen, unfrozen or added."""
+    """Yield (variable, line, what happens) of all parameters and modules that are frozen, unfrozen or added."""
     owners = _owners(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -502,7 +502,7 @@ def _assigned(target: ast.expr, node: ast.Assign, owners: dict[str, str]) -> Ite
 
 
 def _owners(tree: ast.AST) -> dict[str, str]:
-    """Return, for loop variables over parameters or modules, the variable that holds these."""
+    """Return loop variable over parameters or modules -> variable that holds these."""
     owners: dict[str, str] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.For) or not any(

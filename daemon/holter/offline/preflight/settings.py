@@ -17,7 +17,7 @@ _LOCAL = re.compile(r"^(localhost|127\.|::1|\[::1\]|0\.0\.0\.0)")
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job would be started with."""
+    """The environment, configs and command with which a job would be started."""
 
     environ: Mapping[str, str]
     configs: tuple[Config, ...] = ()
@@ -32,11 +32,11 @@ class JobContext:
     """Line on which the script saves a module's own state dict; 0 if there is none, or no script."""
 
     def is_on(self, name: str) -> bool:
-        """Whether a variable is set to a true value."""
+        """Whether an environment variable is set to a true value."""
         return self.environ.get(name, "").strip().lower() in _TRUE
 
     def number(self, name: str) -> int | None:
-        """Return a variable as a number; None if it is none."""
+        """Return an environment variable as a number; None if it is not set or no number."""
         return _number(self.environ.get(name, ""))
 
     def option(self, *names: str) -> str:
@@ -56,7 +56,7 @@ class JobContext:
         return ""
 
     def named_configs(self) -> list[str]:
-        """Return the config files that the launcher is given."""
+        """Return the config files that are named in the launcher's options."""
         options = ("config_file", "deepspeed_config_file", "deepspeed_config", "deepspeed")
         return [name for option in options if (name := self.option(option)) not in {"", "true"}]
 
@@ -66,7 +66,7 @@ class JobContext:
 
     @property
     def num_nodes(self) -> int:
-        """Number of machines, as far as anything says; 1 if nothing does."""
+        """Number of machines according to the command, environment or configs; 1 if none of them says it."""
         said = [
             _number(self.option("nnodes", "num_machines").split(":")[0]),
             self.number("NNODES"),
@@ -78,7 +78,7 @@ class JobContext:
 
     @property
     def local_ranks(self) -> int:
-        """Number of ranks on this machine, as far as anything says; 1 if nothing does."""
+        """Number of ranks on this machine according to the command, environment or configs; 1 if none of them says it."""
         said = [
             _number(self.option("nproc_per_node", "nproc-per-node", "num_gpus")),
             self.number("LOCAL_WORLD_SIZE"),
@@ -93,7 +93,7 @@ class JobContext:
 
 
 def look(job: JobContext) -> list[PreflightCheck]:
-    """Return everything that contradicts itself."""
+    """Return a result for every setting that contradicts another or misleads."""
     return [
         *_names(job),
         *_environment(job),
@@ -176,7 +176,7 @@ def _environment(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - o
 
 
 def _names(job: JobContext) -> Iterator[PreflightCheck]:
-    """Find names of one setting with different values, and folders whose names are too long."""
+    """Find old and new names of one setting with different values, hidden devices, and a temporary folder whose name is too long."""
     for old in ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG"):
         said, new = job.environ.get(old), job.environ.get(f"TORCH_{old}")
         if said is not None and new is not None and said != new:
@@ -307,7 +307,7 @@ def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:
 
 
 def _kind(job: JobContext, values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
-    """Check what the named kind really starts, for so many processes on so many machines."""
+    """Check what accelerate's `distributed_type` really starts; `size` is (number of processes, number of machines)."""
     kind, (ranks, machines) = values.get("distributed_type", "NO").upper(), size
     if kind == "MULTI_CPU" and ranks > 1 and machines == 1 and "mpirun_config.mpirun_hostfile" not in values:
         says = f"distributed_type: MULTI_CPU runs one process here, silently, not {ranks}"
@@ -323,7 +323,7 @@ def _kind(job: JobContext, values: Mapping[str, str], size: tuple[int, int], fai
 
 
 def _places(values: Mapping[str, str], size: tuple[int, int], fail: Fail) -> Iterator[PreflightCheck]:
-    """Check machines and devices."""
+    """Check the addresses and numbers of machines and devices."""
     ranks, machines = size
     if machines > 1 and (not values.get("main_process_ip") or _LOCAL.match(values["main_process_ip"])):
         says = f"{machines} machines, and main_process_ip is {values.get('main_process_ip') or 'not set'}"
@@ -353,7 +353,7 @@ def _stage(job: JobContext, config: Config, values: Mapping[str, str], fail: Fai
 
 
 def _loading(config: Config, values: Mapping[str, str]) -> Iterator[PreflightCheck]:
-    """Check that weights loaded only on rank 0 are passed on."""
+    """Check that weights that are loaded only on rank 0 are passed on to the other ranks."""
     is_lean = values.get("fsdp_config.fsdp_cpu_ram_efficient_loading", "").lower() in _TRUE
     if is_lean and values.get("fsdp_config.fsdp_sync_module_states", "true").lower() not in _TRUE:
         says = "fsdp_cpu_ram_efficient_loading loads weights on rank 0 alone, and fsdp_sync_module_states is off: the other ranks hold what memory held"

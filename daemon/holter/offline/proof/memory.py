@@ -1,4 +1,4 @@
-"""Incidents of earlier runs: what was wrong, what was tried against it, what came of it, and what people noted.
+"""Remembers incidents of earlier runs: what was wrong, what was tried against it, with which result, and what people noted.
 
     MemoryFile   SQLite, one file per project or one for all (HOLTER_MEMORY); a damaged file is put aside, a damaged row is left out
     recall       pure: what the memory knows of an incident that has just opened, and whether this is the third fix that failed
@@ -33,13 +33,13 @@ _COMMON = frozenset({"the", "and", "for", "with", "from", "set", "use", "that", 
 
 
 class MemoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is remembered."""
+    """One incident, fix or note that is remembered."""
 
     key: str
-    """`RUN/INCIDENT`, or a name of its own."""
+    """Unique key: `RUN/INCIDENT`, or a name of its own."""
     kind: Kind = "incident"
     at: str
-    """When it happened, RFC 3339."""
+    """Time at which it happened, as in RFC 3339."""
     project: str = ""
     run: str = ""
     incident: str = ""
@@ -63,13 +63,13 @@ class FixAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     names: tuple[str, ...]
-    """The settings that it touched, or the words in which it was described."""
+    """Settings that the attempt changed, or the words in which it was described."""
     came_back: str
-    """When it came back, and in which run."""
+    """When the fault came back, and in which run, as a sentence."""
 
 
 class Recollection(msgspec.Struct, frozen=True, kw_only=True):
-    """What the memory knows of one incident."""
+    """What the memory knows about the fault of one incident."""
 
     seen: tuple[str, ...] = ()
     solved_by: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Recollection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def strikes(self) -> int:
-        """How often the fault occurred, counting only occurrences with a change in between."""
+        """How often the fault occurred, where only occurrences with a change in between count."""
         return 1 + len(self.attempts)
 
     def sentences(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def _first_of_each_run(incidents: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 
 
 def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iterator[FixAttempt]:
-    """Yield the attempts between runs with the fault: fixes that `verify` saw fail, or what people noted, or what differs.
+    """Yield the attempts between runs with the fault: fixes that `verify` saw fail, else the last noted fix, else the changed settings.
 
     Starting the same thing again is no attempt.
     """
@@ -158,7 +158,7 @@ def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iter
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text, for searching and comparing."""
+    """Return the words of a text in lower case, without common ones, for searching and comparing."""
     return [word for word in _WORDS.findall(text.lower()) if word not in _COMMON]
 
 
@@ -180,15 +180,15 @@ def _text(one: MemoryEntry) -> str:
 
 
 class MemoryFile:
-    """The memory's file; every call opens it anew, so that several processes may write."""
+    """The file of the memory; every call opens it anew, so that several processes may write to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.remarks: list[str] = []
-        """What was wrong with the file."""
+        """One sentence for each problem with the file, such as unreadable entries."""
 
     def entries(self) -> list[MemoryEntry]:
-        """Return the entries, oldest first; raises nothing but UsageError.
+        """Return the newest entries, oldest first; raise UsageError if the file cannot be read.
 
         Unreadable rows are left out and counted in a remark.
         """
@@ -211,7 +211,7 @@ class MemoryFile:
         return sorted((one for one in decoded if one is not None), key=lambda one: one.at)
 
     def put(self, entries: Iterable[MemoryEntry]) -> None:
-        """Add these, or replace those with the same key; raise UsageError if that fails."""
+        """Add these entries, replacing those with the same key; raise UsageError if that fails."""
         rows = [(one.key, msgspec.json.encode(one)) for one in entries]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

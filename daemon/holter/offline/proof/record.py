@@ -1,4 +1,4 @@
-"""The record of what one run shows, whoever watched it; `verify` compares records, and a memory keeps them.
+"""Defines the record of what one run shows, whether holter watched it or a log did; `verify` compares two records.
 
 A run directory and a log make the same record; `watched_by` says which it was, because a log cannot show everything that
 holter sees.
@@ -27,20 +27,20 @@ SERIES_OF: dict[str, str] = {
     "device_memory_leak": MEMORY,
     "host_memory_leak": MEMORY,
 }
-"""The curve in which a cause shows; the loss if it is not named here."""
+"""Cause -> curve in which it shows; the loss for causes that are not named here."""
 IN_LOGS = frozenset(cause for cause, _ in causes.ROWS)
 """Causes that a log alone can show."""
 
 
 class PastFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One diagnosis, as far as another run is compared with it."""
+    """The parts of a diagnosis that are compared with another run."""
 
     id: str
     cause: str
     severity: Severity
     symptom: str
     first_step: int
-    """-1 if unknown."""
+    """First step with the fault; -1 if unknown."""
     detected_step: int
     ranks: tuple[int, ...] = ()
     place: str = ""
@@ -57,21 +57,21 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     last_step: int
     unit: Literal["step", "epoch", "log"] = "step"
-    """What its steps are; see `LoggedRun.counted_by`."""
+    """Unit of the steps; see `LoggedRun.counted_by`."""
     series: Mapping[str, Points] = {}
     """Points by `loss`, `gradient_norm`, `evaluation` and `memory`."""
     faults: tuple[PastFault, ...] = ()
-    """The gravest first."""
+    """Faults of the run, the gravest first."""
     settings: Mapping[str, str] = {}
     """`config: lr` -> `0.1`; the word before the colon is its kind: config, command, environment, version, code, world."""
     batches: Mapping[int, int] = {}
     """Step -> fingerprint of rank 0's batch."""
     blind: tuple[str, ...] = ()
-    """What holter could not see in it."""
+    """One sentence for each thing that could not be seen in the run."""
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that it ran."""
+        """Number of steps that the run made; 0 if none is known."""
         return max(0, self.last_step - self.first_step + 1)
 
 
@@ -99,7 +99,7 @@ def named_cause(diagnosis: Diagnosis) -> Cause:
 
 
 def place_of(cause: Cause) -> str:
-    """Return where it was, recognisable in another run: `layers.*.mlp`, `all_reduce of default_pg`, `train.py:40`."""
+    """Return the place of a cause in a form that is the same in another run: `layers.*.mlp`, `all_reduce of default_pg`, `train.py:40`."""
     for names in (cause.modules, cause.tensors):
         if names:
             return ".".join("*" if part.isdigit() else part for part in names[0].split("."))
@@ -154,5 +154,5 @@ def _kind(config: Config) -> str:
 
 
 def digest(content: bytes) -> str:
-    """Return a short name for a file's content."""
+    """Return a short hash of a file's content."""
     return hashlib.sha256(content).hexdigest()[:12]
