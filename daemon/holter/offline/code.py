@@ -1,6 +1,6 @@
-"""Parses a script without importing it: the lines that a cause points to, and what its layers hold.
+"""Parses a script without importing it, for the lines that a cause points to and the parameters of its layers.
 
-A hint is a place to look at, by inference: code shows what may happen, not what did.
+A hint is a line to look at, by inference: code shows what may happen, not what did happen.
 """
 
 import ast
@@ -21,7 +21,7 @@ class Hint:
     file: str
     line: int
     text: str
-    """The line itself."""
+    """Content of the line, shortened."""
     why: str
 
 
@@ -47,7 +47,7 @@ def hints(code: Code) -> list[Hint]:
     try:
         return _hints(code, tree) if tree is not None else []
     except RecursionError:
-        # An expression that no person has written.
+        # The script has an expression so deep that no person has written it.
         return []
 
 
@@ -119,7 +119,7 @@ def calls_with_constants(code: Code, names: Collection[str]) -> list[tuple[str, 
 
 
 def _constant(node: ast.expr) -> str:
-    """Return a number or a list of numbers as it is written; empty for anything else."""
+    """Return a constant number or list of numbers as text; empty for any other expression."""
     try:
         return str(ast.literal_eval(node))[:300]
     except (ValueError, TypeError, MemoryError, RecursionError):
@@ -162,7 +162,7 @@ Sizes = Mapping[str, float]
 
 
 def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
-    """Return the parameters of the layers that a model's `__init__` makes.
+    """Return the parameters of the layers that a model's `__init__` makes; None if there are fewer than two.
 
     Sizes must follow from constants, defaults and settings.
     """
@@ -170,7 +170,7 @@ def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
     try:
         return _shapes(code, tree, settings) if tree is not None else None
     except (RecursionError, OverflowError, ValueError):
-        # Sizes that no model has.
+        # The script has sizes that no model has.
         return None
 
 
@@ -190,9 +190,9 @@ def _shapes(code: Code, tree: ast.Module, settings: Mapping[str, str]) -> Shapes
 
 
 def _tied(tree: ast.Module) -> set[str]:
-    """Return the left sides of `self.head.weight = self.wte.weight`.
+    """Return the names on the left sides of assignments such as `self.head.weight = self.wte.weight`.
 
-    They are the same tensors as the right sides and count once.
+    These are the same tensors as those on the right sides, and so are counted once.
     """
     pairs = [(node.targets[0], node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) and len(node.targets) == 1]  # fmt: skip
     return {
@@ -258,7 +258,7 @@ def _size(node: ast.expr, known: Sizes) -> float | None:  # noqa: PLR0911 - one 
 
 
 HAS_PARAMETERS = frozenset({"Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"})  # fmt: skip
-"""Layers whose size must be known before shares of the parameters are judged."""
+"""Classes of layers whose sizes must be known before shares of the parameters are judged."""
 
 
 def _layers(

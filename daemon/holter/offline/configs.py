@@ -13,7 +13,7 @@ _OPTION = re.compile(r"^\s*--?([A-Za-z][\w-]*)(?:[ =](\S+))?\s*\\?$")
 MAX_LINES = 20_000
 MAX_DEPTH = 8
 MAX_LISTED = 300
-"""Number of characters of a list that are kept."""
+"""Number of characters of a list's text from which on no further entries are added."""
 _MODEL_KEYS = frozenset(
     {"vocab_size", "hidden_size", "num_hidden_layers", "n_layer", "n_embd", "d_model", "num_layers"}
 )

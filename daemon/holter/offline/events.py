@@ -20,7 +20,7 @@ from holter.offline.recorder import RowRecorder, add_values
 
 MAX_RECORD = 64 * 2**20
 MAX_CHECKED = 2**16
-"""Larger records hold images: their length is checked, their content is skipped."""
+"""Bytes of a record above which it holds images: its length is checked, its content is skipped."""
 _WANDB_HEADER = b":W&B"
 _BLOCK = 32_768
 _MASK = 0xA282EAD8
@@ -65,7 +65,7 @@ Field = tuple[int, int, int | bytes]
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """Yield (number, kind, value) of a protocol buffer's fields; raise ValueError if it is none."""
+    """Yield (number, kind, value) of a protocol buffer's fields; raise ValueError if the data are no protocol buffer."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -192,7 +192,7 @@ def _tensor(data: bytes) -> float | None:
 
 
 def read_wandb(file: str, stream: BinaryIO, found: Found) -> int:
-    """Read the history and settings of a run that was stored offline; return how many rows there were."""
+    """Read the history and settings of a run that wandb stored offline; return how many rows of numbers there were."""
     recorder, num = RowRecorder(file), 0
     config: dict[str, str] = {}
     try:
@@ -213,7 +213,7 @@ def read_wandb(file: str, stream: BinaryIO, found: Found) -> int:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the records of LevelDB's log, put together; raise ValueError at a wrong checksum."""
+    """Yield the records of a log in LevelDB's format, joined from their parts; raise ValueError at a wrong checksum."""
     stream.read(7)
     parts, at = b"", 7
     while True:

@@ -132,7 +132,7 @@ class LogRow:
     total: int | None = None
     """Number of steps in an epoch or in the run, if the line says so."""
     within_epoch: bool = False
-    """Whether its step counts within the epoch."""
+    """Whether the line's step counts within the epoch."""
     rank: int | None = None
     rounded_to: int = 1
     """Unit of the step: `step:12K` is rounded to a thousand steps."""
@@ -140,7 +140,7 @@ class LogRow:
 
 @dataclass
 class LineContext:
-    """What earlier lines of the same file said, for later lines that do not repeat it."""
+    """What earlier lines of the same file said and later lines do not repeat."""
 
     epoch: float | None = None
     bar_step: int | None = None
@@ -150,9 +150,9 @@ class LineContext:
     """Names and numbers of a table that is being printed, one per line."""
     section: str = ""
     width: int = 0
-    """Number of characters of a counter between brackets that begins with blanks or zeros."""
+    """Number of characters between brackets in the last counter that begins with blanks or zeros; 0 before the first."""
     columns: tuple[str, ...] = ()
-    """Names that the last line of names gave to the numbers below it."""
+    """Names of columns from the last line of names, for the numbers below it."""
 
 
 def plain(line: str) -> str:
@@ -168,7 +168,7 @@ def rank_of(line: str) -> int | None:
 
 
 def number(text: str) -> float:
-    """Convert `7,282`, `5.1E+00` or `nan`."""
+    """Convert text such as `7,282`, `5.1E+00` or `nan` to a float."""
     return float(text.replace(",", ""))
 
 
@@ -201,10 +201,7 @@ def parse(line: str, context: LineContext) -> LogRow | None:
 
 
 def _padded(line: str, context: LineContext) -> int | None:
-    """Return the number between brackets that is as wide as earlier ones that began with blanks or zeros.
-
-    None if there is none.
-    """
+    """Return a counter between brackets, which is one that is padded, or as wide as the last padded one; None if there is none."""
     for text in _PADDED.findall(line):
         if text[0] in " 0":
             context.width = len(text)
@@ -214,7 +211,7 @@ def _padded(line: str, context: LineContext) -> int | None:
 
 
 def _numbers(line: str, row: LogRow) -> None:
-    """Take every name with a number."""
+    """Add every name with a number in the line to the row."""
     for match in _PAIR.finditer(line):
         _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4], match.group(3) or "")
     for match in _SPACED.finditer(line):
@@ -284,7 +281,7 @@ def _of_columns(line: str, context: LineContext) -> LogRow | None:
 
 
 def _cells(line: str) -> list[str]:
-    """Return what stands between the bars of a table's line; empty if it has no bars."""
+    """Return the texts between the bars of a table's line; empty if it has no bars."""
     text = line.replace("\u2502", "|").replace("\u2503", "|").strip()
     return [cell.strip() for cell in text.strip("|").split("|")] if text.count("|") > 1 or " | " in text else []
 
@@ -310,7 +307,7 @@ def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
 
 
 def _progress(line: str, row: LogRow, context: LineContext) -> None:
-    """Read counters: epochs, steps and their totals, bars."""
+    """Read the counters in a line into the row and the context: epochs, steps and their totals, progress bars."""
     if bar := note_bar(line, context):
         row.step, row.total = int(bar.group(3)), int(bar.group(4))
     if found := _EPOCH.search(line):
@@ -371,6 +368,6 @@ def _meant(name: str) -> str:
 
 
 def _is_term(word: str, name: str) -> bool:
-    """Whether a word in front of `loss` says which loss it is, and is not what a logger writes there."""
+    """Whether a word in front of `loss` names one of several losses, and is not just text of the logger."""
     is_logger = word.isupper() and len(word) > 1
     return not is_logger and (naming.is_adversarial(name) or bool(naming.term_of_loss(name)))

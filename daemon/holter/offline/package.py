@@ -1,4 +1,4 @@
-"""The context package that agents pass on, its answer, and what must still be asked if the artifacts do not decide. Pure.
+"""Answers the context package that agents pass on, and says what must still be asked if the artifacts do not decide. Pure.
 
 in    {"task", "artifacts": {"training_logs", "loss_curves", "model_code", "error_messages", "config"}, "symptoms", "constraints"}
 out   the same, and {"status", "root_causes", "quick_fixes", "questions", "analysis_artifacts"}
@@ -21,7 +21,7 @@ NO_SETTINGS = "Which settings did it run with? Give the config (YAML, JSON, or w
 
 
 def questions(found: Found, diagnoses: list[Diagnosis]) -> list[str]:
-    """Return what would decide, why, and how to get it: first what the causes lack, then what the artifacts lack."""
+    """Return one sentence for each thing that would decide the diagnosis, and how to get it: first what causes lack, then what artifacts lack."""
     unsure = [one.causes[0] for one in diagnoses if one.causes[0].confidence < SURE]
     asked = [gap for cause in unsure for gap in cause.missing]
     asked += [f"{name} was named but is not there: give it, or say that it does not exist." for name in found.absent]
@@ -45,7 +45,7 @@ _SEEN: Mapping[str, str] = {
 
 
 def lacking(found: Found) -> list[str]:
-    """Return the series that detectors look at and no log holds, and whether the logs hold too little."""
+    """Return in words the series that detectors need and no log has, and a trend if the logs are too short for one."""
     roles = {naming.role(name) for run in found.runs for name in run.names()}
     made = [what for role, what in _SEEN.items() if role not in roles]
     longest = max((run.num_points for run in found.runs), default=0)
@@ -55,7 +55,7 @@ def lacking(found: Found) -> list[str]:
 
 
 def answer(found: Found, diagnoses: list[Diagnosis]) -> dict[str, Any]:
-    """Return the package with what was found."""
+    """Return the context package with the diagnoses added."""
     tops = [(one, one.causes[0]) for one in diagnoses]
     return {
         "task": found.task or "Why does this run fail or train badly?",
@@ -89,7 +89,7 @@ def _status(found: Found, tops: list[Cause]) -> str:
 
 
 def _artifacts(found: Found) -> dict[str, list[str]]:
-    """Return the files by what they are."""
+    """Return kind of artifact -> its files."""
     made = {
         "training_logs": [run.file for run in found.runs],
         "loss_curves": [run.file for run in found.runs if any(naming.role(name) == "loss" for name in run.names())],

@@ -1,4 +1,4 @@
-"""The series of a run that are judged together, and the level, stretches and scatter of one series. Pure."""
+"""Defines the series of a run that are judged together, and computes stretches and scatter of one series. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Curves:
     is_rate_computed: bool = False
     """Whether the rates follow from the settings because the log has none."""
     skipped: Points = field(default_factory=list)
-    """Number of steps that the loss scaler skipped, since the last log or since the beginning."""
+    """Number of steps that the loss scaler skipped, since the last log or since the beginning, depending on the logger."""
     stages: tuple[int, ...] = ()
     """Steps at which another stage of the run's plan began, according to the log."""
     lost: tuple[str, ...] = ()
@@ -55,9 +55,9 @@ def blocks(points: Points) -> list[tuple[int, int, float]]:
 
 
 def scatter(series: Sequence[float]) -> float:
-    """Return the scatter of a single value whatever the trend, robustly from second differences."""
+    """Return a robust standard deviation of single values around their trend, from second differences; 0 if there are too few."""
     bends = [a - 2 * b + c for a, b, c in zip(series, series[1:], series[2:], strict=False)]
-    # With very few of them, the middle one is the trend itself.
+    # With very few differences, their median is the trend itself.
     return deviation(bends) / math.sqrt(6) if len(bends) > 3 else 0.0  # noqa: PLR2004 - as above
 
 

@@ -30,7 +30,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     """config, command, environment, version, code, world or data."""
     name: str
     before: str
-    """Empty if it did not exist."""
+    """Value before; empty if the setting did not exist."""
     after: str
 
     def text(self) -> str:
