@@ -102,6 +102,24 @@ def test_nothing_is_written_to_standard_error():
     assert "" == ended.stderr
 
 
+LINES = """
+import sys, torch, torch.distributed as dist
+from holter.rank.flight_server import call_lines
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(7))
+before = call_lines(), sorted(name for name in sys.modules if name.startswith(("torch._inductor", "torch._dynamo")))
+import torch._inductor
+print(before, len(call_lines()))
+dist.destroy_process_group()
+"""
+
+
+def test_to_ask_for_the_lines_of_calls_imports_nothing_that_the_script_may_be_importing():
+    ended = subprocess.run([sys.executable, "-c", LINES], capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout == "({}, []) 1\n"
+
+
 def test_the_log_level_of_the_user_is_as_before():
     level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so"), "FLAGS_caffe2_log_level")
     before = level.value

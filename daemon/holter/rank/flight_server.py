@@ -100,10 +100,13 @@ def call_lines(most: int = MAX_CALLS) -> dict[int, tuple[str, ...]]:
     """Return the script's own lines that made each call, by the call's number in the recorder.
 
     The newest `most` calls are covered, and as many older ones that are not over.
+
+    To name compiled code, torch looks at `torch._inductor`, and imports it if nobody has: in a thread of ours, while the script may be importing
+    what that needs, so that the script's import fails. There are no lines before the script has imported it, which its first optimizer does.
     """
     native = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001  private: it may be gone
     copy = getattr(native, "_dump_fr_trace", None)
-    if copy is None:
+    if copy is None or "_inductor" not in vars(torch):
         return {}
     entries = pickle.loads(copy(True, True, False)).get("entries", [])  # noqa: S301  this process wrote it
     chosen = [entry for entry in entries[:-most] if not entry.get("retired")][-most:] + entries[-most:]

@@ -124,8 +124,8 @@ class ZeroProbe:
             return
         inner, context = self._open.pop(), self._context
         context.frameworks.lent.pop(inner, None)
-        if getattr(zero, "overflow", False):
-            # ZeRO has thrown the gradients away.
+        if getattr(zero, "overflow", False) and _skips_overflows(zero):
+            # ZeRO has thrown the gradients away, as a loss scaler does. Without a scale to blame it drops them too, but there they are a fault.
             context.log.now.acquit(is_skipped=True)
             context.inputs.suspect = None
         self._steps.end(inner)
@@ -137,6 +137,7 @@ def _groups(zero: Any) -> Any:
 
 
 def _skips_overflows(zero: Any) -> bool:
+    """Return whether it looks for a loss scale, so that a step with overflows is no fault."""
     half = sys.modules["torch"].float16
     return getattr(zero, "dtype", None) is half or bool(getattr(zero, "torch_autocast_gradscaler", None))
 
