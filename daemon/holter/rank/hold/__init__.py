@@ -1,1 +1,1 @@
-"""What keeps a step from being applied: the guard, the agreement between shards, the rank's part of a halt."""
+"""Keeps a bad step from being applied: the guard, the agreement between shards, and the rank's part of a halt."""

@@ -118,7 +118,7 @@ class HaltAgent:
         """Wait before this step until the halt is decided; return if training goes on, else leave with SystemExit(93)."""
         with self._changed:
             if self._rank.stand is Stand.LEAVING:
-                # The script has caught the SystemExit.
+                # The script has caught the SystemExit and trains on: leave again.
                 self._parts.leaving.leave(tells_agent=False)
             is_agreed = why == "agreed" and self._rank.stand not in _KEEPING
             self._main = _Standing(why=why)

@@ -124,7 +124,7 @@ class Leaving:
             _exit(EXIT_CODE)
 
     def _end(self) -> NoReturn:
-        # The main thread may be blocked in the middle of a print.
+        # Flush in another thread: the main thread may be blocked in the middle of a print and hold the lock.
         flush = threading.Thread(target=_flush, daemon=True)
         with contextlib.suppress(RuntimeError):
             with without_signals():

@@ -88,11 +88,11 @@ class LossProbe:
             if torch.compiler.is_compiling():
                 return original(tensors, *args, **kwargs)
             if not isinstance(tensors, (torch.Tensor, list, tuple)):
-                # A generator can be read once, and torch is to read it too.
+                # A generator can be read only once, and torch has to read it too.
                 tensors = tuple(tensors)
             hooks: list[Any] = []
             try:
-                # Reentrant checkpointing calls backward inside backward: only the outermost is the step's.
+                # Reentrant checkpointing calls backward inside backward: only the outermost call is a pass of the step.
                 self._depth += 1
                 if self._depth == 1:
                     begin(tensors, hooks)
@@ -137,7 +137,7 @@ class LossProbe:
         """Note that the scaler's round is over. If the step is still open, its gradients were not applied: the optimizer was not called."""
         if not scaler.is_enabled():
             return
-        # A factor may also be set by hand, in the middle of a round.
+        # `update` may also be called in the middle of a round, to set the factor by hand.
         self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
         self._context.guard.attempt(self._skips.end_round, scaler)
         self._context.log.now.acquit(is_skipped=True)
@@ -193,7 +193,7 @@ class LossProbe:
         names = [(path, tensor.numel()) for path, tensor in given]
 
         def learn(table: Any) -> None:
-            # No tensor is named here: until a device has answered, this would hold it.
+            # This closure refers to no tensor, because it would keep it alive until the device has answered.
             if first:
                 odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
                 self._learn(step, float(table.sum[0]) + odd)
@@ -244,7 +244,7 @@ class LossProbe:
         raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
             raw, step.losses.scale = self._unscaled[1:]
-            # The scaler's own factor is the outermost product.
+            # The outermost node is the product with the scaler's factor, so we look at the one before it.
             node = node.next_functions[0][0] if node is not None else None
             if step.losses.scale is not None:
                 step.numbers["loss_scale"] = step.losses.scale

@@ -46,7 +46,7 @@ class ClipProbe:
             if torch.compiler.is_compiling():
                 return original(parameters, max_norm, *args, **kwargs)
             if not isinstance(parameters, (torch.Tensor, list, tuple)):
-                # A generator can be read once, and torch is to read it too.
+                # A generator can be read only once, and torch has to read it too.
                 parameters = list(parameters)
             norm = original(parameters, max_norm, *args, **kwargs)
             learn(parameters, max_norm, norm, args[0] if args else kwargs.get("norm_type", 2.0))
@@ -88,7 +88,7 @@ class ClipProbe:
             return
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         step, here = self._context.log.now, local(norm)
-        # The norm of flat shards is this rank's own.
+        # The norm of flat shards covers only this rank's own.
         is_sharded = self._context.models.has_flat({id(p) for p in held[:1]})
         if here.is_cpu:
             found = float(here)

@@ -124,7 +124,7 @@ class LogProbe:
             return
         told: dict[str, float] = {}
         self._is_policy |= any(meaning_of(str(name).lower()) in OF_POLICIES for name in values)
-        # Rewards are read before advantages: both have groups, and the rewards' are as they were given.
+        # Rewards are read before advantages: both report groups, and those of the rewards, which are the original ones, count.
         if found := named_tensors(values.get("rollout")):
             self._rollouts.read(found)
         for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
@@ -345,7 +345,7 @@ class AverageReader:
                 found = [
                     (copy, live[bare]) for name, copy in average.items() if (bare := bare_name(name, live)) in live
                 ]
-            # The copy may be among the models itself.
+            # The averaged copy may itself be one of the watched models.
             if found and found[0][0].data_ptr() != found[0][1].data_ptr():
                 return found
         return []

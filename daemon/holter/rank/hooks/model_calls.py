@@ -90,7 +90,7 @@ class CallProbe:
         patches.replace("script", self._around_script, torch.jit, torch.jit._script)  # noqa: SLF001
         patches.replace("trace", self._around_taking, torch.jit, torch.jit._trace)  # noqa: SLF001
         for owners in graph_makers():
-            # They refuse modules with hooks.
+            # These functions refuse modules with hooks.
             patches.replace("make_graphed_callables", self._around_taking, *owners)
 
     def uninstall(self) -> None:
@@ -206,7 +206,7 @@ class CallProbe:
     def _around_script(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-            # TorchScript looks names up in its caller's frame: ours, and that of the context, lie between.
+            # TorchScript looks names up in its caller's frame, so it is told that our frame lies between.
             with self._without_hooks([obj]):
                 return original(obj, optimize, _frames_up + 1, *args, **kwargs)
 

@@ -95,6 +95,6 @@ class Termination:
         """End the process by this signal, now."""
         import holter.rank._termination as native  # noqa: PLC0415
 
-        # The halt agent's thread takes no signals, and the others may have blocked this one since.
+        # The halt agent's thread blocks all signals, and the other threads may have blocked this one, too.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         native.die(number)

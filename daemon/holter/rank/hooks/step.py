@@ -377,7 +377,7 @@ class StepProbe:
         if late is not None or first < step:
             self._note_poisoned(first)
         self._hold("peer" if own is None else "nonfinite")
-        # The rank was released: the script goes on with non-finite weights.
+        # The rank was released: the script goes on, and applies what is not finite.
         self._note_poisoned(first)
         if context.hold.agent is not None and not context.hold.agent.is_wanted():
             self._shards.leave()

@@ -1,1 +1,1 @@
-"""How a step is undone: random states, buffers, counters and snapshots from before it."""
+"""Undoes a step: keeps random states, buffers, counters and snapshots from before it, and puts them back."""

@@ -47,7 +47,7 @@ _kept: Callable[[int, int, bytes], bytes]
 try:
     from holter.rank._samples import kept as _kept
 except ImportError:
-    # There was no compiler.
+    # The extension was not built, because there was no compiler.
     def _kept(address: int, num_bytes: int, last: bytes) -> bytes:
         """Return the bytes at an address; the object `last` itself if they are the same."""
         found = ctypes.string_at(address, num_bytes)
