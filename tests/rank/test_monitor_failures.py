@@ -149,7 +149,8 @@ def test_an_answer_that_cannot_be_used_does_not_lose_the_others(wear, monkeypatc
     worn.answer_late()
     model = nn.Linear(4, 4)
     worn.monitor.add_model(model)
-    monkeypatch.setattr(worn.monitor._gradients, "_count", broken(worn.monitor._gradients._count, WHEN["always"]))
+    gradients = worn.monitor._gradients
+    monkeypatch.setattr(gradients, "_sum_of_shares", broken(gradients._sum_of_shares, WHEN["always"]))
     train(model, 12)
     told = [observation.step for observation in worn.said(StepDone)]
     assert list(range(len(told))) == told

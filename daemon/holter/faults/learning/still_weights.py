@@ -2,11 +2,11 @@
 
 What it detects
     Trained tensors of which no bit changes although gradient and learning rate are not zero; tensors with a gradient whose learning
-    rate stays at exactly zero, all of them (a schedule) or those of one group; tensors with a gradient that no optimizer steps: one that
-    holds them is never called, or they are few among many that are held; weights in bf16 or fp16 of which a
-    step changes few elements, because the update is under half a unit in the last place, or in any dtype from the first steps on, because
-    the rate is that small; and trained fp32 weights whose low
-    mantissa bits are zero at every step, because something rounds them to a narrower dtype and back.
+    rate stays at exactly zero, all of them (a schedule) or those of one group; tensors with a gradient that no optimizer steps: one
+    that holds them is never called, or they are few among many that are held; weights in bf16 or fp16 of which a step changes few
+    elements, because the update is under half a unit in the last place, or in any dtype from the first steps on, because the rate is
+    that small; and trained fp32 weights whose low mantissa bits are zero at every step, because something rounds them to a narrower
+    dtype and back.
 
 Why it matters
     Nothing fails. The loss falls a little, from the few elements that do move, and levels off: weeks of training for a fraction of
@@ -17,10 +17,10 @@ False positives
     named only if learning rate times gradient is several times its own rounding. Few changed elements count only when the learning rate
     is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
     the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count. A warm-up that begins at zero
-    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps, and that of a group
-    which a schedule keeps at zero while others train not at all: it is thawed later. Who trains a head
-    alone gives the optimizer the head alone: what nobody holds counts only where it is a small part, or a whole model that a wrapper reduces
-    the gradients of. A network that only judges (a perceptual loss) is not wrapped.
+    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps, and that of
+    a group which a schedule keeps at zero while others train not at all: it is thawed later. Who trains a head alone gives the
+    optimizer the head alone: what nobody holds counts only where it is a small part, or a whole model that a wrapper reduces the
+    gradients of. A network that only judges (a perceptual loss) is not wrapped.
 
 What to do
     Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
