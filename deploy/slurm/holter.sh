@@ -36,8 +36,9 @@ _ask_for_halt() {
 # Runs a command to its end. USR1 (#SBATCH --signal=B:USR1@SECONDS) becomes a halt at an agreed step; the job is then queued again and goes on.
 # After a crash too, HOLTER_CRASHES (3) times in all. Any other halt ends with 93, and is nobody's to start again but a person's.
 holter_run() {
-    local code=0 crashes="$HOLTER_RUN_DIR/crashes" command
-    trap '_ask_for_halt "$command" &' USR1
+    local code=0 crashes="$HOLTER_RUN_DIR/crashes" command=""
+    # The signal may come before the command has a number.
+    trap 'if [[ -n $command ]]; then _ask_for_halt "$command" & else _is_limit_near=1; fi' USR1
     "$@" &
     command=$!
     if [[ -n $_is_limit_near ]]; then _ask_for_halt "$command" & fi
