@@ -76,6 +76,12 @@ class WarmUp:
         self._began, self._is_over = time.monotonic(), threading.Event()
         self.compiled: list[CompiledKernel] = []
         self.seconds = 0.0
+        try:
+            devices.prepare_triton_cache()
+            # Not in the thread: two threads that import the same packages at once can make the script's own import fail.
+            from holter_kernels import gpu, triton_kernels  # noqa: F401, PLC0415 - needs triton
+        except Exception as error:  # noqa: BLE001 - a Triton that cannot even be imported: torch operations then
+            devices.give_up_triton(error)
         devices.warming.update(self._on)
 
     @property
@@ -87,7 +93,7 @@ class WarmUp:
         """Run the warm-up; called in a thread, raises nothing."""
         try:
             self.compiled = warm_up(self._on, self._dtypes)
-        except Exception as error:  # noqa: BLE001 - a Triton that cannot even be imported: torch operations then
+        except Exception as error:  # noqa: BLE001 - whatever it is: torch operations then
             devices.give_up_triton(error)
         finally:
             devices.warming.difference_update(self._on)

@@ -99,3 +99,9 @@ def test_a_cache_that_cannot_be_written_is_replaced_for_this_process(tmp_path: P
     in_the_way.write_text("a file, where root too cannot make a directory")
     in_the_way.chmod(stat.S_IRUSR)
     run(TEMPORARY_CACHE, in_the_way)
+
+
+def test_triton_is_imported_by_who_asks_and_not_in_the_thread():
+    code = "import sys, torch; from holter_kernels import WarmUp; WarmUp([torch.device('cuda', 0)], [torch.float32]); print('holter_kernels.triton_kernels' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert "True\n" == ended.stdout
